@@ -91,18 +91,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def dealt(items: Sequence[pytest.Item], count: int) -> list[list[pytest.Item]]:
     """So many hands, as large as xdist cuts them: unit tests beside those alone, groups, long, others."""
-    first = [item for name in ("quiet", "alone") for item in items if _marked(item, name)]
-    known = set(map(id, first))
-    unit = [item for item in items if _is_unit(item) and id(item) not in known]
-    rest = [item for item in items if not _is_unit(item) and id(item) not in known]
     groups: dict[str, list[pytest.Item]] = {}
-    for item in rest:
-        if mark := item.get_closest_marker("together"):
+    unit, long, others = list[pytest.Item](), list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        if _marked(item, "quiet", "alone"):
+            continue
+        if _is_unit(item):
+            unit.append(item)
+        elif mark := item.get_closest_marker("together"):
             groups.setdefault(mark.args[0], []).append(item)
-    known = {id(item) for group in groups.values() for item in group}
-    rest = [item for item in rest if id(item) not in known]
-    long = [item for item in rest if _marked(item, "long")]  # or the end would wait for one of them
-    others = [item for item in rest if not _marked(item, "long")]
+        else:  # long ones early, or the end would wait for one of them
+            (long if _marked(item, "long") else others).append(item)
     random.Random(0).shuffle(others)  # neighbours are alike: all would compute, and then all wait
     share = -(-len(unit) // count)
     whole = sorted(groups.values(), key=len, reverse=True)
@@ -110,7 +109,7 @@ def dealt(items: Sequence[pytest.Item], count: int) -> list[list[pytest.Item]]:
         [*unit[i * share : (i + 1) * share], *itertools.chain(*whole[i::count]), *long[i::count]]
         for i in range(count)
     ]
-    hands[0][:0] = first
+    hands[0][:0] = [item for name in ("quiet", "alone") for item in items if _marked(item, name)]
     left = iter(others)
     for i, hand in enumerate(hands):
         size = (len(items) - sum(map(len, hands[:i]))) // (count - i)

@@ -43,10 +43,8 @@ def list_of_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _descriptors() -> set[str]:
     found = set()
     for entry in Path("/proc/self/fd").iterdir():
-        try:
+        with contextlib.suppress(OSError):  # the one that reads the directory
             found.add(f"{entry.name} → {os.readlink(entry)}")
-        except OSError:
-            continue  # the one that reads the directory
     return found
 
 

@@ -184,22 +184,17 @@ class Going:
 
     def _read(self, deadline: float) -> bool:
         """Read what comes next; False when both streams are at their end."""
-        streams = {
-            pipe.fileno(): sink
-            for pipe, sink in ((self.process.stdout, self.out), (self.process.stderr, self.err))
-            if pipe and not pipe.closed
-        }
-        if not streams:
+        streams = ((self.process.stdout, self.out), (self.process.stderr, self.err))
+        sinks = {pipe: sink for pipe, sink in streams if pipe and not pipe.closed}
+        if not sinks:
             return False
-        ready, _, _ = select.select(list(streams), [], [], max(0.0, deadline - time.monotonic()))
+        ready, _, _ = select.select([*sinks], [], [], max(0.0, deadline - time.monotonic()))
         assert ready, f"nothing came in time; stdout {self.out!r}, stderr {self.err!r}"
-        for pipe in (self.process.stdout, self.process.stderr):
-            if pipe and not pipe.closed and pipe.fileno() in ready:
-                sink = streams[pipe.fileno()]
-                data = os.read(pipe.fileno(), 1 << 16)
-                sink += data
-                if not data:
-                    pipe.close()
+        for pipe in ready:
+            data = os.read(pipe.fileno(), 1 << 16)
+            sinks[pipe] += data
+            if not data:
+                pipe.close()
         return True
 
     def wait_for(self, text: str, times: int = 1, within_s: float = PATIENCE_S) -> None:
@@ -382,14 +377,9 @@ class Held:
             os.close(pidfd)
 
 
-@contextlib.contextmanager
-def held(pids: Iterable[int]) -> Iterator[Held]:
+def held(pids: Iterable[int]) -> "contextlib.closing[Held]":
     """`pids`, held until the end of the block."""
-    processes = Held(pids)
-    try:
-        yield processes
-    finally:
-        processes.close()
+    return contextlib.closing(Held(pids))
 
 
 def kill(pid: int, signum: int = signal.SIGKILL) -> None:

@@ -34,15 +34,6 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
     return out
 
 
-def unpack(bundle: Manifest, directory: Path) -> None:
-    """What a volume of that ConfigMap has."""
-    directory.mkdir()
-    for key, text in bundle["binaryData"].items():
-        (directory / key).write_bytes(base64.b64decode(text, validate=True))
-    with tarfile.open(directory / ARCHIVE) as archive:
-        assert {member.mtime for member in archive} == {0}
-
-
 class Cluster:
     """The pods of a workload; each has a directory of its own, and `directory` is the image's."""
 
@@ -50,7 +41,11 @@ class Cluster:
         bundle, *_, self.workload = manifests
         self.directory, self.stack = directory, stack
         self.told: dict[str, str] = {}
-        unpack(bundle, directory / "packed")
+        (packed := directory / "packed").mkdir()  # what a volume of the ConfigMap has
+        for key, text in bundle["binaryData"].items():
+            (packed / key).write_bytes(base64.b64decode(text, validate=True))
+        with tarfile.open(packed / ARCHIVE) as archive:
+            assert {member.mtime for member in archive} == {0}
         self.count, self.container = _run_by(self.workload)
 
     def start(self, index: int) -> Going:
@@ -61,8 +56,9 @@ class Cluster:
             if "value" in each:  # there are no Secrets
                 given[each["name"]] = expand(each["value"], given)
         here = {PACKED: str(self.directory / "packed"), UNPACKED: str(own), self._first(): "127.0.0.1"}
-        words = [expand(word, given) for word in (*self.container["command"], *self.container["args"])]
-        argv = [_replaced(word, here) for word in words]
+        argv = [expand(word, given) for word in (*self.container["command"], *self.container["args"])]
+        for there, place in here.items():
+            argv = [word.replace(there, place) for word in argv]
         env = {"PATH": os.environ["PATH"], "TMPDIR": str(own), "HOME": str(own), **given}
         cwd = self.container.get("workingDir", self.directory)
         pod = Going(self.directory, argv, cwd=cwd, env=env)
@@ -105,9 +101,3 @@ def pods(manifests: list[Manifest], directory: Path) -> Iterator[list[Going]]:
     """All pods, by their indices."""
     with cluster(manifests, directory) as made:
         yield [made.start(index) for index in range(made.count)]
-
-
-def _replaced(word: str, here: Mapping[str, str]) -> str:
-    for there, place in here.items():
-        word = word.replace(there, place)
-    return word

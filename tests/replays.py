@@ -9,7 +9,6 @@ from typing import Any
 from distlaunch.observers.run_directory import index_entries
 from distlaunch.runs.replay import Moment, lines_in, replay, retold
 from distlaunch.runs.timeline import ALL_KINDS, Timeline, ledger
-from distlaunch.supervisor.state import State
 from distlaunch.supervisor.summary import Summary
 
 OF_OUTPUT = {"hint", "lagging", "seconds", "directory", "collected", "collecting"}
@@ -19,13 +18,11 @@ OF_OUTPUT = {"hint", "lagging", "seconds", "directory", "collected", "collecting
 def check_replays(directory: Path) -> None:
     """Live every run again whose directory is somewhere below `directory`."""
     # Not rglob, which fails if a directory vanishes meanwhile, as that of an agent which cleans up.
-    found = [
-        Path(place) / "events.jsonl" for place, _, names in os.walk(directory) if "events.jsonl" in names
-    ]
-    for path in found:
-        if path.is_file() and path.stat().st_size:
-            check_replay(path.parent)
-            check_index(path.parent)
+    found = [Path(place) for place, _, names in os.walk(directory) if "events.jsonl" in names]
+    for place in found:
+        if (events := place / "events.jsonl").is_file() and events.stat().st_size:
+            check_replay(place)
+            check_index(place)
 
 
 def check_replay(directory: Path) -> None:
@@ -38,7 +35,8 @@ def check_replay(directory: Path) -> None:
     assert cut or not difference, f"{directory} is told otherwise when it is lived again:\n{difference}"
     if summary.is_file() and not summary.is_symlink() and summary.stat().st_nlink == 1:  # else it was planted
         document = json.loads(summary.read_text())
-        assert _end(moments[-1].state) == _of_state(document)
+        end = json.loads(json.dumps(Summary(moments[-1].state, "", {}, 0.0).document()))
+        assert _of_state(end) == _of_state(document)
         check_ledger(moments, document["seconds"])
 
 
@@ -62,16 +60,9 @@ def check_index(directory: Path) -> None:
     ends: dict[tuple[int, int, int], int] = {}
     for _, offset, size, rank, attempt, stream in entries:
         key = (attempt, rank, stream)
-        assert offset == ends.get(key, 0), (
-            f"{directory}: {key} goes on at {offset}, not at {ends.get(key, 0)}"
-        )
+        end = ends.get(key, 0)
+        assert offset == end, f"{directory}: {key} goes on at {offset}, not at {end}"
         ends[key] = offset + size
-
-
-def _end(state: State) -> dict[str, Any]:
-    """The summary of that state, as JSON has it."""
-    document: dict[str, Any] = json.loads(json.dumps(Summary(state, "", {}, 0.0).document()))
-    return _of_state(document)
 
 
 def _of_state(document: dict[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Group(Frozen):
         if missing := self.missing:
             where = f"{there[0].name} #{self.newest} of {self.name}, called at {there[0].place}"
             names = [f"rank {rank} ({self._last_output(rank)})" for rank in missing]
-            verb = "is" if len(there) == 1 else "are"
+            verb = "was" if len(there) == 1 else "were"
             missed = f"never reached by {listed(names, MAX_NAMED)}"
             return f"{rank_list(self.waiting)} {verb} waiting in {where}, {missed}"
         callers: dict[str, list[int]] = {}

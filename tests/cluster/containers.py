@@ -15,8 +15,6 @@ from typing import NamedTuple
 from tests.cluster.hosts import Bed, missing
 from tests.harness import PATIENCE_S, ROOT, completed
 
-_LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
-_FOLDERS = ("usr", "etc", "tmp", "proc", "sys", "dev", "run", "root")
 IMAGE = "localhost/thin"
 MOUNTS = ["/usr:/usr:ro", "/etc:/etc:ro", str(ROOT), sys.base_prefix, sys.prefix]
 LIMITS = ["--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096"]
@@ -37,10 +35,12 @@ class Podman(NamedTuple):
         return f"container: {json.dumps(made)}\n"
 
     @contextlib.contextmanager
-    def running_on(self, bed: Bed, directory: Path) -> Iterator[None]:
+    def running_on(self, bed: Bed, directory: str) -> Iterator[None]:
         """A container on each host, named like it, that has `directory`; their PIDs are this machine's."""
         shared = ["--network=host", "--pid=host", "--ipc=host", *LIMITS]
-        mounts = volumes(*MOUNTS, str(directory))
+        mounts = [
+            f"--volume={mount if ':' in mount else f'{mount}:{mount}'}" for mount in (*MOUNTS, directory)
+        ]
         for host in bed.hosts:
             words = [*self.words, "run", "--detach", "--rm", f"--name={host}", *shared, *mounts, IMAGE]
             bed.call("exec", host, "--", *words, "/bin/sleep", "infinity")
@@ -48,11 +48,6 @@ class Podman(NamedTuple):
             yield
         finally:
             self.tool("rm", "--force", "--time=0", *bed.hosts)
-
-
-def volumes(*mounts: str) -> list[str]:
-    """podman's options for these mounts; one without a colon is at the same place inside."""
-    return [f"--volume={mount if ':' in mount else f'{mount}:{mount}'}" for mount in mounts]
 
 
 def why_no_podman() -> str | None:
@@ -72,26 +67,24 @@ def podman_alone() -> Iterator[Podman]:
     finally:
         podman.tool("rmi", "--all", "--force")
         podman.tool("system", "migrate")  # which unmounts
-        _remove(directory)
-
-
-def _remove(directory: Path) -> None:
-    """Remove podman's store; what cleans up after a container that just ended may still write into it."""
-    deadline = time.monotonic() + PATIENCE_S
-    while directory.exists():
-        assert time.monotonic() < deadline, f"something keeps writing into {directory}"
-        shutil.rmtree(directory, ignore_errors=True)
+        deadline = time.monotonic() + PATIENCE_S
+        while directory.exists():  # what cleans up after a container that just ended may still write into it
+            assert time.monotonic() < deadline, f"something keeps writing into {directory}"
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _podman_in(directory: Path) -> Podman:
     stores = [f"--root={directory}/images", f"--runroot={directory}/run", f"--tmpdir={directory}/tmp"]
-    podman = Podman(("podman", *stores, "--cgroup-manager=cgroupfs", "--runtime=runc"))
-    for name in _FOLDERS:
-        (directory / "thin" / name).mkdir(parents=True)
-    for name, target in _LINKS.items():
-        (directory / "thin" / name).symlink_to(target)
-    (directory / "thin" / "tmp").chmod(0o1777)
+    podman, thin = (
+        Podman(("podman", *stores, "--cgroup-manager=cgroupfs", "--runtime=runc")),
+        directory / "thin",
+    )
+    for name in ("usr", "etc", "tmp", "proc", "sys", "dev", "run", "root"):
+        (thin / name).mkdir(parents=True)
+    for name in ("bin", "sbin", "lib", "lib64"):
+        (thin / name).symlink_to(f"usr/{name}")
+    (thin / "tmp").chmod(0o1777)
     with tarfile.open(directory / "thin.tar", "w") as tar:
-        tar.add(directory / "thin", "")
+        tar.add(thin, "")
     podman.tool("import", "--quiet", str(directory / "thin.tar"), IMAGE)
     return podman

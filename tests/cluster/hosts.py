@@ -10,22 +10,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from tests.harness import (
-    ROOT,
-    Done,
-    Going,
-    command_line,
-    completed,
-    cookie_holders,
-    distlaunch_argv,
-    wait_gone,
-)
+from tests.harness import Done, Going, command_line, completed, cookie_holders, distlaunch_argv, wait_gone
 
-TESTBED = ROOT / "scripts" / "testbed"
+TESTBED = Path(__file__).resolve().parents[2] / "scripts/testbed"
 GONE_S = 2.0
 """Within this time after a run's end nothing of it is left on any host."""
 SESSIONS_GONE_S = 20.0
@@ -34,6 +25,8 @@ TOOLS = ("ip", "iptables", "mount", "nsenter", "setpriv", "ssh", "ssh-keygen", "
 
 Node = str | dict[str, Any]
 """An entry of a job's `nodes`."""
+Over = Mapping[Path, Path] | None
+"""Directories and files, and what hides each of them."""
 
 
 def find(name: str) -> str | None:
@@ -43,8 +36,8 @@ def find(name: str) -> str | None:
 
 def missing(*names: str) -> str | None:
     """Which of these programs are missing, in words, or None."""
-    found = [name for name in names if find(name) is None]
-    return f"missing: {', '.join(found)}" if found else None
+    found = ", ".join(name for name in names if find(name) is None)
+    return f"missing: {found}" if found else None
 
 
 def why_not() -> str | None:
@@ -79,7 +72,7 @@ class Bed:
         """What a job file says to reach the hosts; an ssh_config if nothing."""
         self.port = 22
         """Of the server through which an agent is started on a host."""
-        self._networks = {os.stat(f"/proc/{host.pid}/ns/net").st_ino for host in self.hosts.values()}
+        self._networks = {network_of(host.pid) for host in self.hosts.values()}
 
     def argv(self, command: str, *words: str) -> list[str]:
         """The command line of one of the testbed's commands."""
@@ -91,8 +84,7 @@ class Bed:
 
     def call(self, command: str, *words: str) -> None:
         """Have the testbed do something, which must succeed."""
-        done = self.ask(command, *words)
-        assert done.returncode == 0, done.stderr
+        completed(self.argv(command, *words), status=0)
 
     def inside(self, host: str, *argv: str, **options: Any) -> Done:
         """Run a command on a host."""
@@ -101,20 +93,16 @@ class Bed:
     @contextlib.contextmanager
     def rule(self, host: str, *words: str) -> Iterator[None]:
         """A rule of a host's firewall, for a while, after those that are there."""
-
-        def change(how: str) -> None:
-            done = self.inside(host, str(find("iptables")), "-w", "5", how, *words)
-            assert done.returncode == 0, done.stderr
-
-        change("-A")
+        iptables = (str(find("iptables")), "-w", "5")
+        self.inside(host, *iptables, "-A", *words, status=0)
         try:
             yield
         finally:
-            change("-D")
+            self.inside(host, *iptables, "-D", *words, status=0)
 
     def processes(self) -> set[int]:
         """PIDs of all processes on the hosts."""
-        return {pid for pid in _pids() if self._has(pid)}
+        return {pid for pid in _pids() if network_of(pid) in self._networks}
 
     @contextlib.contextmanager
     def emptied(self, within_s: float = 10.0) -> Iterator[None]:
@@ -123,18 +111,23 @@ class Bed:
         yield
         wait_gone(sorted(self.processes() - before), within_s)
 
-    def _has(self, pid: int) -> bool:
-        try:
-            return os.stat(f"/proc/{pid}/ns/net").st_ino in self._networks
-        except OSError:
-            return False  # ended meanwhile, or a zombie
+
+def network_of(pid: int) -> int:
+    """The number of a process's network namespace; 0 if it has ended meanwhile, or is a zombie."""
+    try:
+        return os.stat(f"/proc/{pid}/ns/net").st_ino
+    except OSError:
+        return 0
 
 
 SomeBed = TypeVar("SomeBed", bound=Bed)
 
 
-def brought_up(count: int, directory: Path, *words: str, prefix: Sequence[str] = ()) -> dict[str, Any]:
-    """Bring so many hosts up, with more words for `up`, by a command before it; what it says of them."""
+@contextlib.contextmanager
+def bed_up(
+    kind: type[SomeBed], count: int, directory: Path, *words: str, prefix: Sequence[str] = ()
+) -> Iterator[SomeBed]:
+    """So many hosts, made by `up` with more words and a command before it, and taken down with the block."""
     up = [
         sys.executable,
         str(TESTBED),
@@ -146,16 +139,7 @@ def brought_up(count: int, directory: Path, *words: str, prefix: Sequence[str] =
         str(directory),
         "--json",
     ]
-    made = completed([*prefix, *up, *words], status=0)
-    return dict(json.loads(made.stdout))
-
-
-@contextlib.contextmanager
-def bed_up(
-    kind: type[SomeBed], count: int, directory: Path, *words: str, prefix: Sequence[str] = ()
-) -> Iterator[SomeBed]:
-    """So many hosts that are taken down with the block."""
-    bed = kind(directory, brought_up(count, directory, *words, prefix=prefix))
+    bed = kind(directory, json.loads(completed([*prefix, *up, *words], status=0).stdout))
     try:
         yield bed
     finally:
@@ -221,17 +205,12 @@ class Site:
             "StrictHostKeyChecking": "yes",
         } | settings
         with self.ssh_config.open("a") as config:
-            print(
-                f"Host {name}",
-                *(f"    {key} {value}" for key, value in merged.items()),
-                sep="\n",
-                file=config,
-            )
+            config.writelines([f"Host {name}\n", *(f"    {key} {value}\n" for key, value in merged.items())])
         return name
 
     # What runs on the hosts
 
-    def sshd(self, host: str, *settings: str, over: Mapping[Path, Path] | None = None) -> int:
+    def sshd(self, host: str, *settings: str, over: Over = None) -> int:
         """Start another sshd on a host; its port.
 
         `settings` win over those of the host's own; each directory or file in `over` is hidden behind its
@@ -241,23 +220,19 @@ class Site:
         config = self.directory / f"sshd_config.{port}"
         listen = f"ListenAddress {self.bed.hosts[host].address}:{port}"
         wanted = [*settings, listen, "PidFile none"]
-        replaced = {line.split()[0] for line in wanted}
         own = (self.bed.hosts[host].directory / "sshd_config").read_text().splitlines()
         # Left out, not overruled: for some keywords the first value counts, for others the last.
-        rest = [line for line in own if line.split()[0] not in replaced]
+        rest = [line for line in own if line.split()[0] not in {each.split()[0] for each in wanted}]
         config.write_text("\n".join([*wanted, *rest]) + "\n")
         argv = [str(find("sshd")), "-D", "-e", "-f", str(config)]
-        self._start(host, hiding_argv(over or {}, argv), "Server listening")
+        self._start(host, hiding_argv(over, argv), "Server listening")
         return port
 
     def login(self, home: Path, shell: str) -> dict[Path, Path]:
         """What to put over what, for `sshd`, so that our user has this home and login shell there."""
-        us = pwd.getpwuid(os.geteuid())
-        lines = Path("/etc/passwd").read_text().splitlines()
-        others = [line for line in lines if not line.startswith(f"{us.pw_name}:")]
-        passwd = self.directory / f"{home.name}.passwd"
+        us, passwd = pwd.getpwuid(os.geteuid()), self.directory / f"{home.name}.passwd"
         entry = f"{us.pw_name}:x:{us.pw_uid}:{us.pw_gid}::{home}:{shell}"
-        passwd.write_text("\n".join([entry, *others]) + "\n")
+        passwd.write_text(f"{entry}\n{Path('/etc/passwd').read_text()}")  # the first of a name counts
         passwd.chmod(0o644)
         return {Path("/etc/passwd"): passwd}
 
@@ -266,16 +241,6 @@ class Site:
         port = next(self._ports)
         opening = f"import socket; server = socket.create_server(({self.bed.hosts[host].address!r}, {port}))"
         self._start(host, [sys.executable, "-u", "-c", f"{opening}; print('ready')\n{code}"], "ready")
-        return port
-
-    def etcd(self, host: str) -> int:
-        """Start an etcd server with the v2 API on a host; its port."""
-        port, peers = next(self._ports), next(self._ports)
-        address = self.bed.hosts[host].address
-        clients, others = f"http://{address}:{port}", f"http://127.0.0.1:{peers}"
-        listen = ["--listen-client-urls", clients, "--advertise-client-urls", clients]
-        data = ["--enable-v2", "--data-dir", str(self.directory / "etcd"), "--listen-peer-urls", others]
-        self._start(host, [str(find("etcd")), *data, *listen], "serving insecure client requests")
         return port
 
     def cut(self, host: str) -> None:
@@ -293,7 +258,7 @@ class Site:
     # Jobs
 
     def job(self, nodes: Sequence[Node], **keys: Any) -> Path:
-        """A job file; by default each rank makes a file that tells that it was started."""
+        """A job file, without the keys that are None; by default each rank leaves a file when it starts."""
         merged: dict[str, Any] = {
             "nodes": list(nodes),
             "gpus_per_node": 0,
@@ -301,22 +266,19 @@ class Site:
             **(self.bed.launcher or {"ssh": {"config": self.ssh_config.name}}),
         }
         path = self.directory / "job.yaml"
-        path.write_text(json.dumps(merged | keys))
+        given = {key: value for key, value in (merged | keys).items() if value is not None}
+        path.write_text(json.dumps(given))
         return path
 
     def run(
-        self,
-        nodes: Sequence[Node],
-        *options: str,
-        env: Mapping[str, str] | None = None,
-        over: Mapping[Path, Path] | None = None,
+        self, nodes: Sequence[Node], *options: str, env: Mapping[str, str] | None = None, over: Over = None
     ) -> Ended:
         """Run a job to its end, after which nothing of it may be left, here or on the hosts.
 
         `over` hides files from distlaunch and its ssh, as in `sshd`.
         """
         job, before, began = self.job(nodes), self.processes(), time.monotonic()
-        argv = hiding_argv(over or {}, distlaunch_argv("run", str(job), "--json", *options))
+        argv = hiding_argv(over, distlaunch_argv("run", str(job), "--json", *options))
         done = completed(argv, cwd=self.directory, env={**os.environ, **(env or {})})
         took_s = time.monotonic() - began
         assert "Traceback" not in done.stderr, done.stderr
@@ -338,22 +300,16 @@ class Site:
         deadline = time.monotonic() + SESSIONS_GONE_S
         while left := self.processes() - before:
             lines = {pid: _line(pid) for pid in left}
-            with _explained(f"still there: {lines}"):
+            try:
                 wait_gone(sorted(left), max(0.0, deadline - time.monotonic()))
+            except AssertionError as error:
+                raise type(error)(f"{error}\nstill there: {lines}") from error
 
 
-@contextlib.contextmanager
-def _explained(text: str) -> Iterator[None]:
-    try:
-        yield
-    except AssertionError as error:
-        raise type(error)(f"{error}\n{text}") from error
-
-
-def hiding_argv(over: Mapping[Path, Path], argv: Sequence[str]) -> list[str]:
+def hiding_argv(over: Over, argv: Sequence[str]) -> list[str]:
     """`argv`, run where each key of `over` is hidden behind its value, for it alone."""
     hiding = list(argv)
-    for target, source in over.items():
+    for target, source in (over or {}).items():
         script = 'mount --bind "$0" "$1" && shift && exec "$@"'
         hiding = ["unshare", "--mount", "sh", "-c", script, str(source), str(target), *hiding]
     return hiding
@@ -365,6 +321,18 @@ def _pids() -> list[int]:
 
 def _line(pid: int) -> str:
     return " ".join(command_line(pid))
+
+
+def program_of(pid: int) -> str:
+    """The name of the program that a process runs; nothing once it is gone."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+def named(pids: Iterable[int], *words: str) -> list[int]:
+    """Those whose command lines have all these words."""
+    return sorted(pid for pid in pids if {*words} <= {*command_line(pid)})
 
 
 def parent_of(pid: int) -> int:

@@ -3,7 +3,6 @@
 import re
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import pytest
 
 from distlaunch.wording import listed
 from tests.cluster.hosts import Ended, Node, Site, find
-from tests.harness import PATIENCE_S, completed, program
+from tests.harness import completed, program
 
 UNREACHABLE = 69
 
@@ -42,10 +41,9 @@ def assert_refused(site: Site, ended: Ended, expected: dict[str, tuple[str, str]
 
 def told_s(ended: Ended) -> float:
     """Seconds from the start until people were told why the job ends."""
-    (notice,) = [
-        event for event in ended.events("Message") if event["text"] == ended.document["cause"]["text"]
-    ]
-    return float(notice["t"])
+    why = ended.document["cause"]["text"]
+    (told,) = [event["t"] for event in ended.events("Message") if event["text"] == why]
+    return float(told)
 
 
 def assert_ran(site: Site, ended: Ended) -> None:
@@ -93,16 +91,14 @@ def asks_for_a_password(site: Site, name: str) -> Node:
     return site.name(name, "host2", port, PasswordAuthentication="yes")
 
 
-def another_host_key(site: Site, name: str) -> Node:
-    return site.name(name, "host2", HostKeyAlias="host1")
+def reached(port: int = 22, **settings: str) -> Make:
+    """A host behind that port, with these settings of ssh."""
+    return lambda site, name: site.name(name, "host2", port, **settings)
 
 
-def no_known_host_key(site: Site, name: str) -> Node:
-    return site.name(name, "host2", HostKeyAlias=name)
-
-
-def a_host_key_to_ask_about(site: Site, name: str) -> Node:
-    return site.name(name, "host2", HostKeyAlias=name, StrictHostKeyChecking="ask")
+another_host_key = reached(HostKeyAlias="host1")
+no_known_host_key = reached(HostKeyAlias="unknown")
+a_host_key_to_ask_about = reached(HostKeyAlias="asks", StrictHostKeyChecking="ask")
 
 
 def with_python(python: str) -> Make:
@@ -129,9 +125,7 @@ def silent_once_accepted(site: Site, name: str) -> Node:
 def another_key(site: Site) -> str:
     key = site.directory / "another_key"
     if not key.exists():
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True, timeout=PATIENCE_S
-        )
+        completed(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], status=0)
     return f'"{key}"'
 
 

@@ -4,11 +4,8 @@ import json
 import os
 import signal
 import stat
-import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,10 +13,11 @@ from distlaunch.agent.messages import FileBegins
 from distlaunch.job.spec import Collect
 from distlaunch.launch import collecting
 from tests.cluster.hosts import Site
+from tests.cluster.test_sync import desk_of
 from tests.faults.agents import Lie, python_that_lies
 from tests.faults.disks import freezable_disk, frozen, small_disk
 from tests.faults.memory import Meter, bare_mib
-from tests.harness import PRESS_S, Done, distlaunch, open_gate, running, wait_until, write_job
+from tests.harness import PRESS_S, distlaunch, open_gate, running, wait_until, write_job
 
 WRITES = """
 import os, pathlib
@@ -37,32 +35,6 @@ os.mkfifo("pipe.csv")
 """
 
 
-def hosts(site: Site) -> dict[str, Path]:
-    """Hosts whose home directories are not shared, with these directories."""
-    homes = {}
-    for host in ("host1", "host2", "host3"):
-        home = site.directory / f"home-{host}"
-        home.mkdir()
-        port = site.sshd(host, over=site.login(home, "/bin/sh"))
-        homes[site.name(f"{host}-{port}", host, port)] = home
-    return homes
-
-
-def run(site: Site, nodes: Mapping[str, Path], text: str, **keys: Any) -> tuple[Done, Path]:
-    """Run a job on these hosts, each with a home directory of its own, and return its run directory, too."""
-    repository, here = site.directory / "repository", site.directory / "here"
-    for directory in (repository, here):
-        directory.mkdir(exist_ok=True)
-    (repository / "train.py").write_text(text)
-    job = {"nodes": [*nodes], "gpus_per_node": 0, "script": "train.py", "python": sys.executable}
-    own = {"ssh": {"config": str(site.ssh_config)}, "logs": {"dir": str(site.directory / "runs")}}
-    (repository / "job.yaml").write_text(json.dumps(job | own | keys))
-    done = distlaunch("run", "job.yaml", cwd=repository, env={**os.environ, "HOME": str(here)})
-    assert "Traceback" not in done.stderr, done.stderr
-    (directory,) = (site.directory / "runs").iterdir()
-    return done, directory
-
-
 def files_in(directory: Path) -> dict[str, bytes]:
     """The files below it, none of which is open to others."""
     found = [path for path in directory.rglob("*") if not path.is_dir()]
@@ -72,51 +44,36 @@ def files_in(directory: Path) -> dict[str, bytes]:
 
 
 def test_collects_from_all_nodes_what_the_patterns_match(site: Site) -> None:
-    nodes = hosts(site)
+    desk = desk_of(site)
+    (desk.repository / "train.py").write_text(WRITES)
     paths = ["ckpt/latest", "**/*.csv", "~/notes", "no-*", f"{site.directory}/home-host1/notes/*"]
-    done, directory = run(site, nodes, WRITES, sync=True, collect={"paths": paths, "from": "all"})
+    done = desk.run(collect={"paths": paths, "from": "all"})
     assert done.returncode == 0, done.stderr
+    (directory,) = (desk.here / "runs").iterdir()
     expected: dict[str, bytes] = {}
-    for rank, (host, home) in enumerate(nodes.items()):
+    for rank, (host, home) in enumerate(desk.homes.items()):
         text = str(rank).encode()
         own = {"ckpt/latest/.metadata": b"", "ckpt/latest/model.pt": text * 300_000, "losses.csv": text}
-        own[f"{home}/notes/a.txt"[1:]] = text
-        own[f"{nodes[next(iter(nodes))]}/notes/a.txt"[1:]] = b"0"  # all hosts see these files
+        # All hosts see the files of the first.
+        own |= {f"{home}/notes/a.txt"[1:]: text, f"{site.directory}/home-host1/notes/a.txt"[1:]: b"0"}
         expected |= {f"{host}/{path}": content for path, content in own.items()}
     assert files_in(directory / "collected") == expected
     assert f"collected {len(expected)} files (878 KiB) into {directory}/collected" in done.stderr
     left_out = "pipe.csv (is not a regular file), ckpt/link.csv (is a symlink), no-* (matches nothing)"
-    assert f"not collected from {', '.join(nodes)}: {left_out}" in done.stderr
+    assert f"not collected from {', '.join(desk.homes)}: {left_out}" in done.stderr
     listed = json.loads((directory / "summary.json").read_text())["collected"]
-    assert {f"{file['node']}/{file['path']}": file["size"] for file in listed} == {
-        path: len(content) for path, content in expected.items()
-    }
+    sizes = {path: len(content) for path, content in expected.items()}
+    assert {f"{file['node']}/{file['path']}": file["size"] for file in listed} == sizes
 
 
 def test_collects_from_the_node_of_rank_0_and_after_a_failure(site: Site) -> None:
-    nodes = hosts(site)
+    desk = desk_of(site)
     fails = "os._exit(3) if os.environ['RANK'] == '0' else signal.pause()"
-    script = f"import os, signal; open('part', 'w').write('x'); {fails}"
-    done, directory = run(
-        site,
-        nodes,
-        script,
-        workdir="~/",
-        script=str(site.directory / "repository" / "train.py"),
-        collect=["part"],
-    )
-    assert done.returncode == 3
-    assert files_in(directory / "collected") == {f"{next(iter(nodes))}/part": b"x"}
-
-
-def test_collects_from_the_listed_hosts(site: Site) -> None:
-    nodes = hosts(site)
-    _, *others = nodes
-    done, directory = run(site, nodes, WRITES, sync=True, collect={"paths": ["losses.csv"], "from": others})
-    assert files_in(directory / "collected") == {
-        f"{host}/losses.csv": str(i).encode() for i, host in enumerate(others, 1)
-    }
-    assert done.returncode == 0
+    script = desk.repository / "train.py"
+    script.write_text(f"import os, signal; open('part', 'w').write('x'); {fails}")
+    assert desk.run(sync=None, workdir="~/", script=str(script), collect=["part"]).returncode == 3
+    (directory,) = (desk.here / "runs").iterdir()
+    assert files_in(directory / "collected") == {f"{next(iter(desk.homes))}/part": b"x"}
 
 
 # On this machine
@@ -133,22 +90,13 @@ def test_leaves_out_what_exceeds_the_limit_and_the_logs_of_other_runs(tmp_path: 
     assert "not collected from node0: a (exceeds collect.limit)" in done.stderr
 
 
-BIG = 200 << 20
-
-
 def test_a_big_file_takes_little_memory(tmp_path: Path) -> None:
     meter, bare = Meter(tmp_path), bare_mib()
-    script = f"""
-        import os
-        with open("big", "wb") as file:
-            for number in range({BIG >> 20}):
-                file.write(bytes([number]) * (1 << 20))
-    """
+    script = "file = open('big', 'wb')\nfor number in range(200): file.write(bytes([number]) * (1 << 20))"
     job = write_job(tmp_path, script, "gpus_per_node: 0\ncollect: [big]")
-    done = distlaunch("run", str(job), executable=str(meter.program))
-    assert done.returncode == 0, done.stderr
+    distlaunch("run", str(job), executable=str(meter.program), status=0)
     (kept,) = tmp_path.glob("runs/*/collected/node0/big")
-    assert kept.stat().st_size == BIG and kept.read_bytes() == (tmp_path / "big").read_bytes()
+    assert kept.stat().st_size == 200 << 20 and kept.read_bytes() == (tmp_path / "big").read_bytes()
     assert meter.peak_mib - bare < 64  # of the largest process: the command, the agent, or the rank
 
 
@@ -178,11 +126,10 @@ def test_a_full_disk_keeps_the_summary(tmp_path: Path) -> None:
     assert "could not be written" not in done.stderr
 
 
-@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("quick", [True, False])  # or the disk turns out to be full between two pieces
 def test_a_disk_that_fills_up_meanwhile_gets_room_again_at_once(
     quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if the disk turns out to be full between two pieces."""
     monkeypatch.setattr(collecting, "SPARE", -(1 << 40))
     with small_disk(tmp_path / "run", "size=4m") as disk:
         files = collecting.Files(str(disk), Collect(("*",)))
@@ -210,22 +157,16 @@ def test_a_stalled_disk_delays_no_result(tmp_path: Path) -> None:
             assert going.wait() == 0, going.stderr  # the kernel keeps a process that is writing
 
 
-LIES = {
-    "'../../escaped' is not the path of a collected file": "'path': '../../escaped', 'size': 1",
-    "'/escaped' is not the path": "'path': '/escaped', 'size': 1",
-    "'x' exceeds collect.limit": "'path': 'x', 'size': 1 << 40",
-}
-
-
-@pytest.mark.parametrize("words", LIES)
-def test_a_node_chooses_no_path_here(words: str, site: Site) -> None:
+def test_a_node_chooses_no_path_here(site: Site) -> None:
     """Its link ends with the reason, and the job as if nothing had happened."""
-    lie = Lie("Swept", f"encode(node, message) + encode(node, {{'op': 'FileBegins', {LIES[words]}}})")
+    file = "{'op': 'FileBegins', 'path': '../../escaped', 'size': 1}"
+    lie = Lie("Swept", f"encode(node, message) + encode(node, {file})")
     python = python_that_lies(site.directory / "python", lie)
     job = site.job([{"host": "host1", "python": python}], command=["true"], collect=["x"])
     done = distlaunch("run", str(job), status=0)
+    words = "'../../escaped' is not the path of a collected file"
     assert f"not collected from host1: other files (protocol error: {words}" in done.stderr
-    assert not [*site.directory.rglob("escaped")] and not [*site.directory.rglob("x")]
+    assert not [*site.directory.rglob("escaped")]
 
 
 def test_a_file_that_was_not_requested_ends_the_link(site: Site) -> None:

@@ -1,44 +1,29 @@
 """Jobs in a real Grid Engine: from its queue to their ends, over `qrsh -inherit`, and when something dies."""
 
-import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import GONE_S, Bed, bed_up, missing, parent_of
+from tests.cluster.hosts import GONE_S, Bed, bed_up, missing, parent_of, program_of
 from tests.cluster.hosts import why_not as why_no_hosts
-from tests.cluster.queues import NODES, Queue
-from tests.harness import (
-    PATIENCE_S,
-    cookie_holders,
-    descendants_of,
-    distlaunch,
-    kill,
-    on_time,
-    program,
-    wait_gone,
-    wait_until,
-)
-from tests.queued import check_stop_before_start, rows
+from tests.harness import cookie_holders, descendants_of, distlaunch, on_time, program, wait_gone, wait_until
+from tests.queued import NODES, Queue, rows
 
 pytestmark = pytest.mark.together("grid engine")
-PLACES = """
-    import os
-    print("rank", os.environ["RANK"], "on", os.uname().nodename, flush=True)
-"""
+PLACES = 'import os; print("rank", os.environ["RANK"], "on", os.uname().nodename, flush=True)'
 LONG = """
-    import os, signal, sys, time
+    import os, signal
     def noted(signum, frame):
-        print("rank", os.environ["RANK"], "got", signal.Signals(signum).name, flush=True)
-        sys.exit(0)
+        print("got", signal.Signals(signum).name, flush=True)
+        raise SystemExit
     signal.signal(signal.SIGUSR1, noted)
     print("rank", os.environ["RANK"], "runs as", os.getpid(), "on", os.uname().nodename, flush=True)
-    time.sleep(600)
+    signal.pause()
 """
 
 
@@ -60,19 +45,8 @@ class GridEngine(Bed):
 
     def wait_over(self, job: str) -> None:
         """Wait until the queue lists it no more."""
-        wait_until(
-            lambda: f"<JB_job_number>{job}<" not in self.tool("qstat", "-xml"),
-            lambda: f"job {job} does not end: {self.tool('qstat')}",
-        )
-
-    def wait_accounted(self, job: str, status: str) -> None:
-        """Wait until its accounts have that exit status; those of its tasks on other hosts come before."""
-        ended = re.compile(rf"^exit_status +{status}\b", re.MULTILINE)
-        asks = ("qacct", "-j", job)
-        wait_until(
-            lambda: bool(ended.search(self.tool(*asks))),
-            lambda: f"job {job} has another status: {self.tool(*asks)}",
-        )
+        listed = f"<JB_job_number>{job}<"
+        wait_until(lambda: listed not in self.tool("qstat", "-xml"), lambda: self.tool("qstat"))
 
 
 class GridEngineQueue(Queue):
@@ -82,15 +56,15 @@ class GridEngineQueue(Queue):
         super().__init__(directory, "grid-engine", "procs_per_node: 2")
         self.engine = engine
 
-    def section(self, pe: str = "mpi", extra: str = "") -> str:
-        """A job's keys; `extra` is an option of qsub's."""
+    def section(self, pe: str = "mpi", *extra: str) -> str:
+        """A job's keys; `extra` are options of qsub's."""
         # A job has the environment of a login, not ours, and would note its runs among the user's own.
-        extras = [f"-v XDG_STATE_HOME={os.environ['XDG_STATE_HOME']}", *([extra] if extra else [])]
+        extras = [f"-v XDG_STATE_HOME={os.environ['XDG_STATE_HOME']}", *extra]
         return f"grid_engine: {{pe: {pe}, extra: {json.dumps(extras)}}}\n"
 
-    def going(self, keys: str = "") -> "Going":
+    def going(self, *extra: str, keys: str = "") -> "Going":
         """Submit a job, and wait until all its ranks run."""
-        job = self.submit(LONG, keys or self.section())
+        job = self.submit(LONG, self.section("mpi", *extra) + keys)
         self.wait_for(job, "runs as", 2 * NODES)
         found = re.findall(r"rank (\d) runs as (\d+) on (\w+)", self.output(job))
         return Going(self, job, {int(rank): (int(pid), host) for rank, pid, host in found})
@@ -103,35 +77,9 @@ class Going:
         self.queue, self.job, self.ranks = queue, job, ranks
         (self.run,) = {row["run"] for row in rows()}
 
-    def agent(self) -> int:
-        """That of the last rank, on another host than that of the job's script, which comes to it by qrsh."""
-        return parent_of(self.ranks[max(self.ranks)][0])
-
-    def controller(self) -> int:
-        """The `distlaunch run` of the job's script: above agent and guardian of the first node."""
-        return parent_of(parent_of(parent_of(self.ranks[0][0])))
-
-    def qrsh(self) -> int:
-        clients = [pid for pid in descendants_of(self.controller()) if _name(pid) == "qrsh"]
-        assert len(clients) == NODES - 1
-        return clients[-1]
-
-    def gone_within(self, seconds: float) -> None:
-        """All its processes are."""
-        on_time("gone", wait_gone(cookie_holders(self.run), PATIENCE_S), seconds)
-
-    def cause(self) -> dict[str, Any]:
-        """Why its run has ended."""
-        (run,) = self.queue.starts(self.job)
-        document = json.loads((self.queue.directory / "runs" / run / "summary.json").read_text())
-        return dict(document["cause"])
-
-
-def _name(pid: int) -> str:
-    """Nothing once it is gone."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    return ""
+    def wait_gone(self) -> None:
+        """All its processes are soon."""
+        on_time("gone", wait_gone(cookie_holders(self.run), 60.0), GONE_S)
 
 
 @pytest.fixture(scope="module")
@@ -162,22 +110,13 @@ def test_a_job_from_the_queue_to_its_end(queue: GridEngineQueue) -> None:
     job = queue.submit(PLACES, queue.section())
     attached = distlaunch("attach", job)
     assert attached.returncode == 0, attached.stderr + queue.output(job)
-    said = re.findall(r"rank (\d) on (host\d)", distlaunch("logs", job).stdout)
-    ranks = {int(rank): host for rank, host in said}
-    assert sorted(ranks) == list(range(2 * NODES))
-    hosts = [ranks[2 * node] for node in range(NODES)]
+    said = dict(re.findall(r"rank (\d) on (host\d)", distlaunch("logs", job).stdout))
+    hosts = [said[rank] for rank in "024"]
+    assert said == dict(zip("012345", [host for host in hosts for _ in range(2)], strict=True))
     assert sorted(hosts) == ["host1", "host2", "host3"]
-    assert all(ranks[2 * node + 1] == host for node, host in enumerate(hosts))
     assert f"{NODES} nodes from Grid Engine job {job}: {', '.join(hosts)}" in queue.output(job)
     (row,) = rows("--all")
     assert (row["state"], row["where"]) == ("SUCCEEDED", f"Grid Engine job {job}: {', '.join(hosts)}")
-
-
-def test_stops_a_job_that_waits(queue: GridEngineQueue) -> None:
-    job = queue.submit(LONG, queue.section(extra="-h"))
-    (row,) = rows()
-    assert (row["run"], row["state"], row["where"]) == (job, "PENDING", "Grid Engine: hqw")
-    check_stop_before_start(f"Grid Engine job {job}", job)
 
 
 def test_names_the_setting_of_a_parallel_environment_that_starts_no_tasks(queue: GridEngineQueue) -> None:
@@ -188,42 +127,45 @@ def test_names_the_setting_of_a_parallel_environment_that_starts_no_tasks(queue:
 
 def test_stops_a_job_that_runs(queue: GridEngineQueue) -> None:
     going = queue.going()
-    running = [("RUNNING", 2 * NODES)]
-    wait_until(lambda: [(row["state"], row["ranks"]) for row in rows()] == running, lambda: f"{rows()}")
+    wait_until(
+        lambda: [(row["state"], row["ranks"]) for row in rows()] == [("RUNNING", 6)], lambda: f"{rows()}"
+    )
     stopped = distlaunch("stop", going.job, status=0)
     assert f"CANCELLED, exit status 143: Grid Engine job {going.job} was cancelled" in stopped.stderr
     assert distlaunch("wait", going.job).returncode == 143
-    going.gone_within(GONE_S)
+    going.wait_gone()
     assert rows() == []
 
 
 def test_ranks_get_the_signal_that_on_warning_names(queue: GridEngineQueue) -> None:
     # Counted from the start of the job's script: time enough for the ranks to start.
-    going = queue.going(f"{queue.section(extra='-l s_rt=0:0:12')}on_warning: USR1")
+    going = queue.going("-l s_rt=0:0:12", keys="on_warning: USR1")
     queue.wait_for(going.job, "got SIGUSR1", 2 * NODES)
     assert distlaunch("wait", going.job).returncode == 0
 
 
-VICTIMS: dict[str, Callable[[Going], int]] = {
-    "rank": lambda going: going.ranks[3][0],
-    "agent": Going.agent,
-    "guardian": lambda going: parent_of(going.agent()),
-    "controller": Going.controller,
-    "qrsh": Going.qrsh,
-}
-
-
-@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("victim", ["rank", "agent", "guardian", "controller", "qrsh"])
 def test_nothing_is_left_whatever_is_killed(queue: GridEngineQueue, victim: str) -> None:
-    going = queue.going()
-    kill(VICTIMS[victim](going))
-    going.gone_within(GONE_S)
+    """The last rank's agent is on another host than the job's script, from where qrsh has started it."""
+    going, engine = queue.going(), queue.engine
+    controller, agent = going.ranks[0][0], parent_of(going.ranks[5][0])
+    for _ in range(3):  # by the agent and the guardian of the first node
+        controller = parent_of(controller)
+    clients = [pid for pid in descendants_of(controller) if program_of(pid) == "qrsh"]
+    assert len(clients) == NODES - 1
+    pids = {"rank": going.ranks[3][0], "agent": agent, "guardian": parent_of(agent), "controller": controller}
+    os.kill(pids.get(victim, clients[-1]), signal.SIGKILL)
+    going.wait_gone()
     if victim == "controller":
-        queue.engine.wait_over(going.job)
+        engine.wait_over(going.job)
     status = distlaunch("wait", going.job).returncode
     assert status == 137 if victim == "rank" else status != 0
+    summary = queue.directory / "runs" / going.run / "summary.json"
     if victim == "rank":
-        assert going.cause()["rank"] == 3
-        queue.engine.wait_accounted(going.job, "137")
+        assert json.loads(summary.read_text())["cause"]["rank"] == 3
+        # Its tasks on other hosts have accounts before it.
+        accounts = ("qacct", "-j", going.job)
+        ended = re.compile(r"^exit_status +137\b", re.MULTILINE)
+        wait_until(lambda: bool(ended.search(engine.tool(*accounts))), lambda: engine.tool(*accounts))
     elif victim in ("agent", "guardian"):
-        assert going.ranks[max(going.ranks)][1] in going.cause()["text"]
+        assert going.ranks[max(going.ranks)][1] in json.loads(summary.read_text())["cause"]["text"]

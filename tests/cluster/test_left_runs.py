@@ -21,10 +21,10 @@ echo "rank $RANK went on"
 
 
 class There:
-    """A job of two ranks on each host, and commands about its run from sessions of their own."""
+    """A job, and commands about its run from sessions of their own."""
 
-    def __init__(self, site: Site, stack: ExitStack) -> None:
-        self.site, self.directory, self._stack = site, site.directory, stack
+    def __init__(self, site: Site) -> None:
+        self.site, self.directory = site, site.directory
         self.config = ("--ssh-config", str(site.ssh_config))
         self.run = ""
         self.servers: set[int] = set()
@@ -37,8 +37,9 @@ class There:
         self.servers |= self.site.processes() - before
         return self.site.name(f"far-{host}", host, port)
 
-    def job(self, *nodes: str) -> str:
-        return str(self.site.job(nodes, command=["sh", "-c", WAITS], procs_per_node=2))
+    def job(self) -> str:
+        """A job of two ranks on each of two hosts."""
+        return str(self.site.job(["host2", "host3"], command=["sh", "-c", WAITS], procs_per_node=2))
 
     def ask(self, *words: str) -> Done:
         return distlaunch(*words, cwd=self.directory)
@@ -47,22 +48,11 @@ class There:
         (run,) = json.loads(self.ask("ps", "-a", ".", "--json").stdout)
         return dict(run)
 
-    def beside(self, *words: str) -> Going:
-        going = Going(self.directory / "no runs", distlaunch_argv(*words), cwd=self.directory)
-        self._stack.callback(going.kill)
-        return going
-
-    def open_gate(self) -> None:
-        """Let all ranks go on."""
-        (self.directory / "gate").touch()
-
 
 @pytest.fixture
 def there(site: Site) -> Iterator[There]:
-    before = site.processes()
-    with ExitStack() as stack:
-        there = There(site, stack)
-        yield there
+    before, there = site.processes(), There(site)
+    yield there
     if there.run:
         there.ask("stop", there.run, "--now")
     site.assert_gone(before | there.servers)
@@ -70,20 +60,18 @@ def there(site: Site) -> Iterator[There]:
 
 def test_a_run_that_another_host_controls_outlives_its_owners_connection(there: There) -> None:
     """Its owner's machine is cut off and comes back: training went on, and every line is there."""
-    far, job = there.far("host2"), there.job("host2", "host3")
-    bed = there.site.bed
-    done = bed.inside("host1", *distlaunch_argv("run", "-d", "--on", far, job), cwd=there.directory)
-    assert done.returncode == 0, done.stderr
-    there.run = done.stdout.strip()
+    far, bed = there.far("host2"), there.site.bed
+    around: dict[str, Any] = {"cwd": there.directory, "status": 0}
+    argv = distlaunch_argv("run", "-d", "--on", far, there.job())
+    there.run = bed.inside("host1", *argv, **around).stdout.strip()
     name = f"{far}:{there.run}"
     assert there.ps()["state"] == "RUNNING"
     bed.call("cut", "host1")
-    there.open_gate()
+    (there.directory / "gate").touch()
     assert there.ask("wait").returncode == 0  # by the directory, which all machines here share
     bed.call("heal", "host1")
     for words in (("wait", name), ("ps", "-a", f"{far}:{there.directory}")):
-        end = bed.inside("host1", *distlaunch_argv(*words, *there.config), cwd=there.directory)
-        assert end.returncode == 0, end.stderr
+        bed.inside("host1", *distlaunch_argv(*words, *there.config), **around)
     lines = there.ask("logs", name, *there.config).stdout.splitlines()
     for rank in range(4):
         mine = [line.partition("] ")[2] for line in lines if f":{rank}] " in line]
@@ -91,12 +79,15 @@ def test_a_run_that_another_host_controls_outlives_its_owners_connection(there: 
 
 
 def test_attaches_to_shows_and_stops_a_run_of_another_host(there: There) -> None:
-    far, job = there.far("host3"), there.job("host2", "host3")
-    attached = there.beside("run", "--on", far, job)  # attached at once
-    attached.wait_for("is here", times=4)
-    there.run = there.ps()["run"]
-    attached.process.send_signal(signal.SIGINT)
-    assert attached.wait() == 130
+    far, job = there.far("host3"), there.job()
+    argv = distlaunch_argv("run", "--on", far, job)
+    attached = Going(there.directory / "no runs", argv, cwd=there.directory)  # its end isn't the run's
+    with ExitStack() as stack:
+        stack.callback(attached.kill)
+        attached.wait_for("is here", times=4)  # attached at once
+        there.run = there.ps()["run"]
+        attached.process.send_signal(signal.SIGINT)
+        assert attached.wait() == 130
     goes_on = f"detached from {there.run}, which is still running"
     assert goes_on in attached.stderr
     with seen(there.directory, "view", f"{far}:{there.run}", *there.config) as shown:
@@ -105,19 +96,5 @@ def test_attaches_to_shows_and_stops_a_run_of_another_host(there: There) -> None
         assert shown.ended() == 0
         shown.assert_sane()
         assert goes_on in shown.after_screen
-    again = there.beside("attach", f"{far}:{there.run}", *there.config)
     done = there.ask("stop", f"{far}:{there.run[:-2]}", *there.config)
-    assert done.returncode == 0, done.stderr
-    assert "CANCELLED" in done.stderr
-    assert again.wait() == 130
-
-
-def test_names_a_host_that_cannot_be_reached_and_a_missing_run(there: There) -> None:
-    there.site.name("nowhere", "host1", port=9)
-    done = there.ask("wait", "nowhere:job", *there.config)
-    assert done.returncode == 69
-    assert "refused" in done.stderr
-    assert there.ask("run", "--on", "nowhere", there.job("host1")).returncode == 69
-    missing = there.ask("wait", f"{there.far('host1')}:{there.directory}/none", *there.config)
-    assert missing.returncode == 2
-    assert "not a run directory" in missing.stderr
+    assert (done.returncode, "CANCELLED" in done.stderr) == (0, True), done.stderr

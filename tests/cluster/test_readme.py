@@ -25,26 +25,18 @@ def test_readmes_steps_work_as_they_are_written(site: Site) -> None:
         (home / ".local" / "bin").mkdir(parents=True)
         (home / ".local" / "bin" / "uv").symlink_to(Path(sys.executable).with_name("uv"))
         site.name(name, host, site.sshd(host, over=site.login(home, "/bin/sh")))
-    project = site.directory / "project"
-    project.mkdir()
+    (project := site.directory / "project").mkdir()
     (project / "job.yaml").write_text(block("yaml"))
     script = "import os, sys\nprint('rank', os.environ['RANK'], *sys.argv[1:], '/envs/' in sys.executable)\n"
     (project / "train.py").write_text(script)
     (project / "requirements.txt").touch()
-    home = site.directory / "here"
-    env = {
-        **os.environ,
-        "PATH": f"{site.directory}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "HOME": str(home),
-    }
+    ours = {"PATH": f"{site.directory}:{os.environ['PATH']}", "HOME": str(site.directory / "here")}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **ours}
     steps = re.findall(r"(?m)^distlaunch .*$", block("sh"))
     assert len(steps) == 3
-    said = []
-    for step in ["ssh gpu-a true", *steps]:
-        done = completed(["/bin/sh", "-c", step], cwd=project, env=env, status=0)
-        said.append(done.stdout)
-    assert "16 ranks on 2 nodes" in said[1]
-    assert "2 connections between nodes" in said[2]
+    commands = (["/bin/sh", "-c", step] for step in ("ssh gpu-a true", *steps))
+    _, planned, checked, ran = (completed(argv, 0, cwd=project, env=env).stdout for argv in commands)
+    assert "16 ranks on 2 nodes" in planned
+    assert "2 connections between nodes" in checked
     ranks = ["[gpu-a:0] rank 0 --epochs 10 True", "[gpu-b:1] rank 1 --epochs 10 True"]
-    assert sorted(said[3].splitlines()) == ranks
+    assert sorted(ran.splitlines()) == ranks

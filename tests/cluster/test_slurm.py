@@ -30,13 +30,11 @@ WAITS = """
         path = os.environ["DISTLAUNCH_DEADLINE"]
         deadline = open(path).read().strip() if os.path.exists(path) else "none"
         os.write(1, b"got %s, deadline %s\\n" % (signal.Signals(signum).name.encode(), deadline.encode()))
-        if signum == signal.SIGTERM:
-            raise SystemExit(0)
+        if signum == signal.SIGTERM: raise SystemExit(0)
     for signum in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(signum, told)
     os.write(1, b"ready %s %d\\n" % (os.environ["RANK"].encode(), os.getpid()))
-    while True:
-        signal.pause()
+    while True: signal.pause()
 """
 
 
@@ -45,12 +43,6 @@ def emptied(slurm: Slurm) -> Iterator[None]:
     """In the end there are no more processes on the hosts than before."""
     with slurm.emptied():
         yield
-
-
-def hosts_of(run: Done) -> list[str]:
-    """The hosts of ranks 0, 1, … of a run that prints them."""
-    said = dict(re.findall(r"^\[\S+\] rank (\d+) on (\S+)$", run.stdout, re.MULTILINE))
-    return [said[str(rank)] for rank in range(len(said))]
 
 
 HERE = os.uname().nodename
@@ -69,7 +61,8 @@ SAYS = 'import os; print("rank", os.environ["RANK"], "on", os.uname().nodename)'
 )
 def test_hosts_come_from_the_allocation(tmp_path: Path, allocation: str, keys: str, hosts: list[str]) -> None:
     done = distlaunch("run", str(write_job(tmp_path, SAYS, CPU + keys)))
-    assert hosts_of(done) == hosts, done.stderr
+    said = dict(re.findall(r"^\[\S+\] rank (\d+) on (\S+)$", done.stdout, re.MULTILINE))
+    assert [said[str(rank)] for rank in range(len(said))] == hosts, done.stderr
     if "launcher" not in keys:
         nodes = list(dict.fromkeys(hosts))
         told = f"{len(nodes)} nodes from Slurm job {allocation}: {', '.join(nodes)} (launcher: auto; "
@@ -86,23 +79,16 @@ def test_ranks_see_the_job_of_slurm(tmp_path: Path, slurm: Slurm, monkeypatch: p
     tells = f"import os, json; print(json.dumps({seen}))"
     with inside(slurm, monkeypatch, "--gpus-per-node=2") as job:
         # Options that a script may have set for its own steps, which would ruin ours.
-        for name, value in {
-            "SLURM_NTASKS": "64",
-            "SLURM_CPU_BIND": "rank",
-            "SLURM_EXPORT_ENV": "NONE",
-            "SLURM_LABELIO": "1",
-            "SLURM_PROCID": "7",
-            "SLURM_JOB_NAME": "train",
-            "SRUN_CPUS_PER_TASK": "99",
-            "SLURM_GPUS_PER_NODE": "x:1,y:1",
-        }.items():
-            monkeypatch.setenv(name, value)
+        given = "SLURM_NTASKS=64 SLURM_CPU_BIND=rank SLURM_EXPORT_ENV=NONE SLURM_LABELIO=1 SLURM_PROCID=7"
+        given += " SLURM_JOB_NAME=train SRUN_CPUS_PER_TASK=99 SLURM_GPUS_PER_NODE=x:1,y:1"
+        for setting in given.split():
+            monkeypatch.setenv(*setting.split("="))
         done = distlaunch("run", str(write_job(tmp_path, tells)))
     rows = [json.loads(line.partition("] ")[2]) for line in done.stdout.splitlines()]
     assert len(rows) == 6, done.stderr
     assert {(row["SLURM_JOB_ID"], row["SLURM_JOB_NAME"]) for row in rows} == {(job, "train")}
     assert {row["CUDA_VISIBLE_DEVICES"] for row in rows} == {"0,1"}
-    gone = {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_ID", "SLURM_NODEID", "SLURM_NNODES"}
+    gone = {f"SLURM_{name}" for name in ("PROCID", "NTASKS", "LOCALID", "STEP_ID", "NODEID", "NNODES")}
     assert not gone & {name for row in rows for name in row}
 
 
@@ -124,30 +110,28 @@ def ended(run: Run, status: int, words: str) -> None:
     assert run.holders() == []
 
 
-CANCEL = ["scancel JOB"]
-WARN = ["scancel --signal=USR1 JOB"]
-"""As --signal=USR1@… does, which Slurm rounds to a minute: a signal to all steps."""
-LIMIT = ["scontrol update jobid=JOB TimeLimit=1", "scontrol update jobid=JOB EndTime=now+3"]
+LIMIT = "scontrol update jobid=JOB TimeLimit=1; scontrol update jobid=JOB EndTime=now+3"
 """slurmctld looks at it every 30 s."""
 
 
 @pytest.mark.parametrize(
     ("commands", "told"),
     [
-        (CANCEL, "was cancelled"),
-        (WARN, "ends soon: sent SIGTERM to all ranks"),
+        ("scancel JOB", "was cancelled"),
+        # As --signal=USR1@… does, which Slurm rounds to a minute: a signal to all steps.
+        ("scancel --signal=USR1 JOB", "ends soon: sent SIGTERM to all ranks"),
         pytest.param(LIMIT, "reached its time limit", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.usefixtures("emptied")
 def test_a_job_that_slurm_ends_is_not_restarted_and_says_why(
-    tmp_path: Path, slurm: Slurm, allocation: str, commands: list[str], told: str
+    tmp_path: Path, slurm: Slurm, allocation: str, commands: str, told: str
 ) -> None:
     with running(write_job(tmp_path, WAITS, f"{CPU}restarts: 3\n")) as run:
         pids = run.wait_ready(3)
-        for command in commands:
-            slurm.tool(*command.replace("JOB", allocation).split())
-        if commands == CANCEL:
+        for command in commands.replace("JOB", allocation).split(";"):
+            slurm.tool(*command.split())
+        if commands == "scancel JOB":
             wait_gone(list(pids.values()), 2.0)
         ended(run, 128 + signal.SIGTERM, f"Slurm job {allocation} {told}")
         wait_gone(list(pids.values()), 2.0)
@@ -158,8 +142,7 @@ def test_a_job_that_slurm_ends_is_not_restarted_and_says_why(
 @pytest.mark.alone  # any other run that starts then kills what Slurm has not killed yet, and tells it
 @pytest.mark.usefixtures("emptied")
 def test_scancel_of_a_step_is_the_loss_of_its_node(tmp_path: Path, slurm: Slurm, allocation: str) -> None:
-    job = write_job(tmp_path, WAITS, f"{CPU}restarts: 1\n")
-    with running(job) as run:
+    with running(write_job(tmp_path, WAITS, f"{CPU}restarts: 1\n")) as run:
         run.wait_ready(3)
         steps = slurm.tool("squeue", "--steps", "--noheader", "--format=%i %j %N", f"--jobs={allocation}")
         assert steps.count(" distlaunch ") == 3
@@ -171,41 +154,32 @@ def test_scancel_of_a_step_is_the_loss_of_its_node(tmp_path: Path, slurm: Slurm,
         ended(run, 130, "host2 was lost: ")
 
 
+@pytest.mark.parametrize("handles", [True, False])
 @pytest.mark.usefixtures("emptied")
-def test_a_termination_warning_tells_ranks_the_deadline(
-    tmp_path: Path, slurm: Slurm, allocation: str
+def test_a_termination_warning_tells_ranks_the_deadline_and_kills_none(
+    tmp_path: Path, slurm: Slurm, allocation: str, handles: bool
 ) -> None:
+    """Slurm's signal reaches all processes."""
     slurm.tool("scontrol", "update", f"jobid={allocation}", "TimeLimit=10")
-    with running(write_job(tmp_path, WAITS, f"{CPU}on_warning: USR1\n")) as run:
+    worker = WAITS if handles else WAITS.replace("signal.SIGUSR1)", ")")
+    with running(write_job(tmp_path, worker, f"{CPU}on_warning: USR1\n")) as run:
         run.wait_ready(3)
         slurm.tool("scancel", "--signal=USR1", allocation)
         run.wait_for("sent SIGUSR1 to all ranks (on_warning)")
         assert f"Slurm job {allocation} ends in 10 min" in run.stderr, run.stderr
         told = re.compile(rb"got SIGUSR1, deadline \d{10}")
-        run.wait_until(lambda: len(told.findall(run.out)) >= 3, "three deadlines")
-        run.process.send_signal(signal.SIGINT)
-        ended(run, 130, "stopped by SIGINT")
-
-
-def test_a_signal_to_all_processes_kills_no_rank(tmp_path: Path, slurm: Slurm, allocation: str) -> None:
-    waits = 'import os, time; print("ready", os.environ["RANK"], os.getpid(), flush=True); time.sleep(600)'
-    with running(write_job(tmp_path, waits, f"{CPU}on_warning: USR1\n")) as run:
-        run.wait_ready(3)
-        slurm.tool("scancel", "--signal=USR1", allocation)
-        run.wait_for("sent SIGUSR1 to all ranks (on_warning)")
+        run.wait_until(lambda: len(told.findall(run.out)) >= 3 * handles, "three deadlines")
         run.process.send_signal(signal.SIGINT)
         ended(run, 130, "stopped by SIGINT")
         assert "also failed" not in run.stderr
 
 
 @pytest.mark.parametrize("daemon", ["slurmctld", "slurmd"])
-def test_the_death_of_a_daemon_hurts_no_run(
-    tmp_path: Path, slurm: Slurm, allocation: str, daemon: str
-) -> None:
+@pytest.mark.usefixtures("allocation")
+def test_the_death_of_a_daemon_hurts_no_run(tmp_path: Path, slurm: Slurm, daemon: str) -> None:
     with running(write_job(tmp_path, WAITS, CPU)) as run:
         run.wait_ready(3)
-        host = "host1" if daemon == "slurmctld" else "host2"
-        slurm.restart(daemon, host)
+        slurm.restart(daemon, "host1" if daemon == "slurmctld" else "host2")
         assert run.process.poll() is None
         run.process.send_signal(signal.SIGINT)
         ended(run, 130, "stopped by SIGINT")
@@ -228,8 +202,8 @@ def tasks(slurm: Slurm, srun: str, *words: str) -> Done:
 
 def test_tasks_of_a_step_become_ranks_that_agree(slurm: Slurm) -> None:
     names = "$RANK $LOCAL_RANK $NODE_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT"
-    adds = f"{sys.executable} {ROOT}/scripts/basics/all_reduce.py"
-    done = tasks(slurm, "-N3 -n4", "--", "sh", "-c", f"echo at {names}; exec {adds}")
+    adds = f"exec {sys.executable} {ROOT}/scripts/basics/all_reduce.py"
+    done = tasks(slurm, "-N3 -n4", "--", "sh", "-c", f"echo at {names}; {adds}")
     ended_well(done.returncode, done.stdout, done.stderr, last="all_reduce: ok, 4 ranks")
     rows = sorted(line.split()[1:] for line in done.stdout.splitlines() if line.startswith("at "))
     places = ["0 0 0 2 host1", "1 1 0 2 host1", "2 0 1 1 host1", "3 0 2 1 host1"]

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 
@@ -21,7 +21,6 @@ from tests.harness import (
     ROOT,
     Done,
     Going,
-    Run,
     all_ended_well,
     completed,
     distlaunch,
@@ -29,6 +28,7 @@ from tests.harness import (
     ended_well,
     kill,
     nothing_was_dropped,
+    program,
     running,
     wait_gone,
     write_job,
@@ -43,37 +43,28 @@ PODMAN = pytest.param("podman", marks=pytest.mark.together("containers on hosts"
 @pytest.fixture(params=["local", "ssh", "slurm", "command", PODMAN])
 def nodes(request: pytest.FixtureRequest) -> str:
     """The part of a job file that says where it runs."""
-    if request.param == "local":
-        # Hosts of another name on this machine: `launcher: local` reaches each as a child process.
-        where = "launcher: local"
-    elif request.param == "slurm":
+    # Hosts of another name on this machine: `launcher: local` reaches each as a child process.
+    where = f"launcher: {request.param}"
+    if request.param == "slurm":
         request.getfixturevalue("allocation")
-        where = "launcher: slurm"
-    else:
+    elif request.param != "local":
         bed: Bed = request.getfixturevalue("bed")
         enter = bed.argv("exec", "{host}", "--")
-        where = f"ssh: {{config: {bed.directory}/ssh_config}}"
-        if request.param == "command":
-            where = f"launcher: {{command: {json.dumps(enter)}}}"
-        elif request.param == "podman":
+        if request.param == "podman":
             podman: Podman = request.getfixturevalue("containers")
             # By way of the host: the container has the network of who runs the exec.
             enter += [*podman.words, "exec", "--interactive", "{host}"]
-            where = f"launcher: {{command: {json.dumps(enter)}}}\npython: {sys.executable}"
-    return f"""
-gpus_per_node: 0
-nodes:
-  - {{host: host1, procs: 2}}
-  - {{host: host2, procs: 1}}
-  - {{host: host3, procs: 3}}
-{where}
-"""
+        where = f"launcher: {{command: {json.dumps(enter)}}}\npython: {sys.executable}"
+        if request.param == "ssh":
+            where = f"ssh: {{config: {bed.directory}/ssh_config}}"
+    hosts = "{host: host1, procs: 2}, {host: host2, procs: 1}, {host: host3, procs: 3}"
+    return f"gpus_per_node: 0\nnodes: [{hosts}]\n{where}\n"
 
 
 @pytest.fixture(scope="module")
 def containers(bed: Bed, podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
     """A container named like each host, on it; with the PIDs of all, by which the tests know processes."""
-    with podman.running_on(bed, tmp_path_factory.getbasetemp()):
+    with podman.running_on(bed, str(tmp_path_factory.getbasetemp())):
         yield podman
 
 
@@ -102,34 +93,27 @@ def test_ranks_are_laid_out_as_told_and_their_files_are_byte_exact(tmp_path: Pat
 def test_placeholders_name_endpoints_that_all_ranks_can_reach(tmp_path: Path, nodes: str) -> None:
     worker = """
         import json, os, socket, time
-
-        def connected(host, port):
+        def connected(end):
             while True:
                 try:
-                    return socket.create_connection((host, port))
+                    return socket.create_connection(end)
                 except ConnectionRefusedError:
                     time.sleep(0.05)  # its rank doesn't listen yet
-
-        ends = [end.rpartition(":") for end in json.loads(os.environ["ENDS"])]
-        host, _, port = ends[int(os.environ["RANK"])]
-        servers = [socket.create_server((host, int(port)))]
-        if os.environ["RANK"] == "0":
-            servers.append(socket.create_server(("", int(os.environ["FREE"]))))
-        ends.append((ends[0][0], ":", os.environ["FREE"]))
-        links = [connected(host, int(port)) for host, _, port in ends]
-        for server in servers:
-            for _ in ends[:-1]:
-                server.accept()
-        """
+        names, rank, free = json.loads(os.environ["ENDS"]), int(os.environ["RANK"]), int(os.environ["FREE"])
+        ends = [(host, int(port)) for host, _, port in (name.rpartition(":") for name in names)]
+        mine = [ends[rank], ("", free)] if rank == 0 else [ends[rank]]
+        servers = [socket.create_server(end) for end in mine]
+        links = [connected(end) for end in (*ends, (ends[0][0], free))]
+        peers = [server.accept() for server in servers for _ in ends]
+    """
     env = 'env: {ENDS: "{hosts_json:7411}", FREE: "{port:free}"}\n'
     distlaunch("run", str(write_job(tmp_path, worker, nodes + env)), status=0)
 
 
 def test_code_gets_to_the_nodes_and_files_come_back(tmp_path: Path, nodes: str) -> None:
     """Also into containers, which don't have the directory of the job file."""
-    home = tmp_path / "home"
     (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "big.bin").write_bytes(random.Random(7).randbytes(1 << 20))
+    (tmp_path / "package" / "big.bin").write_bytes(big := random.Random(7).randbytes(1 << 20))
     worker = """
         import hashlib, os, pathlib
         pathlib.Path(f"made-{os.environ['RANK']}.txt").write_text(os.environ["RANK"])
@@ -137,54 +121,45 @@ def test_code_gets_to_the_nodes_and_files_come_back(tmp_path: Path, nodes: str) 
     """
     keys = f"sync: {{to: {tmp_path}/there}}\ncollect: {{paths: ['made-*.txt'], from: all}}\n"
     job = write_job(tmp_path, worker, nodes + keys)
-    with running(job, env={**os.environ, "HOME": str(home)}) as run:
+    with running(job, env={**os.environ, "HOME": f"{tmp_path}/home"}) as run:
         assert run.wait() == 0, run.stderr
-        digest = hashlib.sha256((tmp_path / "package" / "big.bin").read_bytes()).hexdigest()
-        assert run.stdout.count(digest) == RANKS
+        assert run.stdout.count(hashlib.sha256(big).hexdigest()) == RANKS
         collected = run.run_directory() / "collected"
         made = {path.name: path.read_text() for path in collected.rglob("*.txt")}
         assert made == {f"made-{rank}.txt": str(rank) for rank in range(RANKS)}
         assert {path.name for path in collected.iterdir()} == {"host1", "host2", "host3"}
 
 
-class Strike(NamedTuple):
-    """Who of a run gets a signal, and how it ends then."""
-
-    worker: str
-    whom: Callable[[Run, dict[int, int]], int]
-    signum: int
-    status: int
-    told: str
-    within_s: float = 2.0
-
-
 KILLED = "rank 4 (host3) failed first: killed by signal 9 (SIGKILL)"
 STRIKES = {
-    "a rank among daemons": Strike(DAEMONS, lambda _, pids: pids[4], signal.SIGKILL, 137, KILLED),
-    "a stubborn rank": Strike(STUBBORN, lambda _, pids: pids[4], signal.SIGKILL, 137, KILLED, 1.0 + 2.0),
-    "an agent": Strike(SLEEPER, lambda _, pids: parent_of(pids[2]), signal.SIGKILL, 71, "host2 was lost"),
-    "the controller": Strike(STUBBORN, lambda run, _: run.process.pid, signal.SIGKILL, -9, "", 1.0 + 2.0),
-    "an interrupt": Strike(SLEEPER, lambda run, _: run.process.pid, signal.SIGINT, 130, "stopped by SIGINT"),
+    "a rank among daemons": (DAEMONS, 137, KILLED),
+    "a stubborn rank": (STUBBORN, 137, KILLED),
+    "an agent": (SLEEPER, 71, "host2 was lost"),
+    "the controller": (STUBBORN, -9, ""),
+    "an interrupt": (SLEEPER, 130, "stopped by SIGINT"),
 }
+"""Who is hit: the workers, the run's exit status, and what it says."""
 
 
 @pytest.mark.parametrize("nodes", ["command", PODMAN], indirect=True)
-@pytest.mark.parametrize("strike", STRIKES.values(), ids=STRIKES)
-def test_no_process_of_a_job_outlives_it(tmp_path: Path, nodes: str, strike: Strike) -> None:
+@pytest.mark.parametrize("strike", STRIKES)
+def test_no_process_of_a_job_outlives_it(tmp_path: Path, nodes: str, strike: str) -> None:
     """For ssh and Slurm the fault catalogue does all this, and more."""
-    with running(write_job(tmp_path, strike.worker, nodes), "--set", "timeouts.stop=1s") as run:
-        pids = run.wait_ready(2 * RANKS if strike.worker == DAEMONS else RANKS)
-        kill(strike.whom(run, pids), strike.signum)
-        wait_gone(list(pids.values()), strike.within_s)
-        assert run.wait() == strike.status
-        assert strike.told in run.stderr
-        if strike.status == 137:
+    worker, status, told = STRIKES[strike]
+    with running(write_job(tmp_path, worker, nodes), "--set", "timeouts.stop=1s") as run:
+        pids = run.wait_ready(2 * RANKS if worker == DAEMONS else RANKS)
+        victim = {71: parent_of(pids[2]), 137: pids[4]}.get(status, run.process.pid)
+        kill(victim, signal.SIGINT if status == 130 else signal.SIGKILL)
+        wait_gone(list(pids.values()), 1.0 + 2.0 if worker == STUBBORN else 2.0)
+        assert run.wait() == status
+        assert told in run.stderr
+        if status == 137:
             assert "ranks 0-3, 5: stopped by distlaunch" in run.stderr
-        wait_gone(run.holders(), 1.0 if strike.status < 0 else 0.0)
+        wait_gone(run.holders(), 1.0 if status < 0 else 0.0)
 
 
 def test_the_job_file_for_two_nodes(tmp_path: Path, bed: Bed) -> None:
-    settings = [f"ssh.config={bed.directory}/ssh_config", f"logs.dir={tmp_path}", "args=[--steps, 150]"]
+    settings = f"ssh.config={bed.directory}/ssh_config", f"logs.dir={tmp_path}", "args=[--steps, 150]"
     options = [part for one in settings for part in ("--set", one)]
     done = distlaunch("run", str(ROOT / "configs/hosts/two_nodes.yaml"), *options)
     ended_well(done.returncode, done.stdout, done.stderr, last="sync_sgd: ok, 3 ranks")
@@ -193,15 +168,9 @@ def test_the_job_file_for_two_nodes(tmp_path: Path, bed: Bed) -> None:
 
 def test_pasted_shell_commands_run_the_same_job(tmp_path: Path, bed: Bed) -> None:
     job = tmp_path / "job.yaml"
-    job.write_text(
-        f"""
-script: {ROOT}/scripts/basics/all_reduce.py
-gpus_per_node: 0
-nodes: [{{host: host1, procs: 2}}, {{host: host2, procs: 1}}]
-ssh: {{config: {bed.directory}/ssh_config}}
-env: {{ODD: "it's $HOME `x`\\n\\"quoted\\""}}
-"""
-    )
+    nodes = f"nodes: [{{host: host1, procs: 2}}, host2]\nssh: {{config: {bed.directory}/ssh_config}}\n"
+    keys = f'procs_per_node: 1\ngpus_per_node: 0\nenv: {{ODD: "it\'s $HOME `x`\\n\\"quoted\\""}}\n{nodes}'
+    job.write_text(f"script: {ROOT}/scripts/basics/all_reduce.py\n{keys}")
     text = distlaunch("dry-run", str(job), "--format", "shell").stdout
     blocks = dict(block.split("\n", 1) for block in text.split("# node ")[1:])
     assert list(blocks) == ["host1", "host2"]
@@ -211,8 +180,7 @@ env: {{ODD: "it's $HOME `x`\\n\\"quoted\\""}}
         for name, block in blocks.items():
             (tmp_path / name).write_text(block)
             pasted = stack.enter_context((tmp_path / name).open())
-            argv = bed.argv("exec", name, "--", "/bin/sh")
-            shells.append(Going(tmp_path, argv, env=plain, stdin=pasted))
+            shells.append(Going(tmp_path, bed.argv("exec", name, "--", "/bin/sh"), env=plain, stdin=pasted))
             stack.callback(shells[-1].kill)
         all_ended_well(shells[:1], last="all_reduce: ok, 3 ranks")
         assert [shell.wait() for shell in shells] == [0, 0]
@@ -230,18 +198,6 @@ def test_check_port_on_all_nodes(tmp_path: Path, nodes: str) -> None:
     # From outside of these hosts their names mean nothing.
     outside = "slurm" in nodes or "command" in nodes
     assert all(dial["ok"] for dial in report["dials"] if dial["source"] != "here" or not outside)
-
-
-def test_names_the_owner_of_the_port_on_another_host(site: Site) -> None:
-    port = site.server("host1", "server.accept()")
-    job = str(site.job(["host1", "host2"], master_port=port))
-    done = distlaunch("check-port", job, "--json")
-    (report,) = json.loads(done.stdout)
-    assert (done.returncode, report["free"], report["dials"]) == (1, False, [])
-    assert report["owners"][0]["command"].startswith("python")
-    ran = distlaunch("run", job, status=75)
-    assert f"(pid {report['owners'][0]['pid']})" in ran.stderr
-    assert site.started() == []
 
 
 # ssh alone
@@ -270,3 +226,87 @@ def test_names_the_setting_where_a_connection_cannot_be_kept(site: Site) -> None
     told = "host1: connection can't be kept open; ssh.persist needs a socket in ~/.ssh on this machine: "
     assert told in done.stderr, done.stderr
     assert f"{home}/.ssh" in done.stderr, "ssh names the path"
+
+
+# `launcher: kubernetes`. No cluster runs here: a stand-in for kubectl reaches the testbed's hosts
+
+WAITS = """
+import os, signal
+e = os.environ
+os.write(1, f"ready {e['RANK']} {os.getpid()} {e['LOCAL_RANK']} {e['MASTER_ADDR']}\\n".encode())
+signal.pause()
+"""
+JOB = """
+launcher: kubernetes
+nodes: 2
+gpus_per_node: 0
+kubernetes: {selector: app=train, namespace: ml, container: main}
+"""
+Env = Callable[[str], dict[str, str]]
+
+
+@pytest.fixture
+def kubectl(bed: Bed, tmp_path: Path) -> Env:
+    """An environment with a stand-in whose pods trainer-1 … trainer-3 are host1 … host3."""
+    pods: list[dict[str, Any]] = [{"metadata": {"name": f"trainer-{number}"}} for number in (1, 2, 3)]
+    for number, pod in enumerate(pods, 1):
+        pod["spec"] = {"containers": [{"name": "sidecar"}, {"name": "main"}]}
+        pod["status"] = {"phase": "Running", "podIP": bed.hosts[f"host{number}"].address}
+    (directory := tmp_path / "bin").mkdir()
+    (directory / "pods.json").write_text(json.dumps({"items": pods}))
+    enter = " ".join(bed.argv("exec", "HOST", "--")).replace("HOST", '"$host"')
+    text = f"""
+        case "$KUBECTL_FAILS$*" in
+            "get pods --selector=app=train --namespace=ml --output=json") exec cat {directory}/pods.json;;
+            "exec --stdin --namespace=ml --container=main trainer-"[123]" -- "*)
+                host=host${{5#trainer-}}; shift 6; exec {enter} "$@";;
+            "get pods --selector=none"*) echo '{{"items": []}}';;
+            *) echo "error: $KUBECTL_FAILS$*" >&2; exit 1;;
+        esac"""
+    program(directory / "kubectl", text)
+    path = f"{directory}:{os.environ['PATH']}"
+    return lambda fails: {**os.environ, "PATH": path, "KUBECTL_FAILS": fails}
+
+
+def job_in(directory: Path) -> Path:
+    return write_job(directory, WAITS, f"{JOB}python: {sys.executable}\n")
+
+
+def test_ranks_run_in_pods_and_end_with_a_killed_one(bed: Bed, tmp_path: Path, kubectl: Env) -> None:
+    before = bed.processes()
+    with running(job_in(tmp_path), env=kubectl("")) as run:
+        ranks, first = run.wait_ready(2), bed.hosts["host1"].address
+        assert sorted(run.stdout.splitlines()) == [
+            f"[trainer-1:0] ready 0 {ranks[0]} 0 {first}",
+            f"[trainer-2:1] ready 1 {ranks[1]} 0 {first}",
+        ]
+        assert "2 nodes from Kubernetes (app=train): trainer-1, trainer-2" in run.stderr
+        kill(ranks[1])
+        wait_gone(list(ranks.values()), 2.0)
+        assert run.wait() == 137
+        assert "rank 1 (trainer-2) failed first: killed by signal 9 (SIGKILL)" in run.stderr
+        wait_gone(sorted(bed.processes() - before), 2.0)
+
+
+NO_LOGIN = "You must be logged in to the server (Unauthorized) "
+LISTS_NONE = "kubectl get pods --selector=none --namespace=ml"
+
+
+@pytest.mark.parametrize(
+    ("fails", "setting", "told"),
+    [
+        (NO_LOGIN, "nodes=2", "--namespace=ml --output=json` failed: error: You must be logged in"),
+        ("", "kubernetes.selector=none", f"no running pod matches none: see `{LISTS_NONE}`"),
+    ],
+)
+def test_says_what_stands_in_the_way(
+    tmp_path: Path, kubectl: Env, fails: str, setting: str, told: str
+) -> None:
+    done = distlaunch("run", str(job_in(tmp_path)), "--set", setting, env=kubectl(fails), status=2)
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_says_what_else_to_do_without_kubectl(tmp_path: Path) -> None:
+    done = distlaunch("run", str(job_in(tmp_path)), env={**os.environ, "PATH": "/nowhere"}, status=2)
+    assert "can't run kubectl: No such file or directory" in done.stderr

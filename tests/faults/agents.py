@@ -29,8 +29,7 @@ network.machine = lambda: ""
 """
 """An agent that doesn't report its host, so that several names may mean the same one."""
 _LYING = """
-from distlaunch.agent import network, wire
-network.machine = lambda: ""
+from distlaunch.agent import wire
 encode = wire.encode_message
 def raw(node, payload, length=None):
     head = encode(node, {{"op": "Pong"}})[: wire.HEADER.size - 4]
@@ -64,7 +63,8 @@ class Lie(NamedTuple):
 
 def python_that_lies(path: Path, lie: Lie) -> str:
     """An interpreter whose agent lies; beside it is then a file `lied`."""
-    return python_with(path, _LYING.format(op=lie.op, words=lie.words, lied=str(path.with_name("lied"))))
+    lying = _LYING.format(op=lie.op, words=lie.words, lied=str(path.with_name("lied")))
+    return python_with(path, NAMELESS + lying)
 
 
 MUCH = "x" * 900_000
@@ -81,6 +81,12 @@ def before(op: str, told: str = "", /, **fields: Any) -> Lie:
     return Lie(op, f"encode(node, {fields!r}) + encode(node, message)", told)
 
 
+STUCK = [{"command": MUCH, "pid": []}]
+NO_MESSAGES = "encode(node, {'op': 'Stuck', 'attempt': 0, 'processes': []}) * 20_000"
+LEAVING = {"op": "AgentLeaving", "signum": 10**6, "orphaned": False, "damage": ""}
+UNSTARTED = {"op": "WorkerUnstarted", "local_rank": 0, "stage": "x", "errno": 1, "text": MUCH}
+NOT_RUNNING, OTHERS_FRAME = "which is not running", "a frame for node 0 came on another node's link"
+FLOOD = Lie("WorkerStarted", "printed(node, 0, bytes(65536)) * 1500")
 LIES = {
     "a long interpreter": changed("Hello", python=MUCH),
     "an interpreter that leads elsewhere": changed("Hello", python="../../x"),
@@ -92,60 +98,26 @@ LIES = {
     "an error record of lists": changed("WorkerExited", error_record=[[[]]] * 9),
     "an odd interface": changed("RouteFound", interface=MUCH),
     "a long address": changed("RouteFound", address=MUCH),
-    "more ranks than there are": before(
-        "WorkerExited", op="RanksJoined", local_ranks=[10**9, 10**8], torch=MUCH
-    ),
-    "long names of stuck processes": before(
-        "WorkerStarted", op="Stuck", attempt=0, processes=[{"command": MUCH, "pid": []}]
-    ),
-    "a flood of warnings": Lie(
-        "WorkerStarted",
-        "encode(node, {'op': 'Stuck', 'attempt': 0, 'processes': []}) * 20_000 + encode(node, message)",
-    ),
-    "a flood of output": Lie("WorkerStarted", "printed(node, 0, bytes(65536)) * 1500"),
+    "absent ranks": before("WorkerExited", op="RanksJoined", local_ranks=[10**9, 10**8], torch=MUCH),
+    "long names of stuck processes": before("WorkerStarted", op="Stuck", attempt=0, processes=STUCK),
+    "a flood of warnings": Lie("WorkerStarted", f"{NO_MESSAGES} + encode(node, message)"),
+    "a flood of output": FLOOD,
     "a million GPUs": changed("Hello", NO_HELLO, gpus=10**6),
     "an unknown op": changed("Hello", NO_HELLO, op=MUCH),
     "a deep list": Lie("Hello", "raw(node, b'[' * 1_000_000)", NO_HELLO),
     "no hello": before("Hello", NO_HELLO, op="WorkerExited", local_rank=0, status=1, t=1),
-    "another node's frame": Lie(
-        "WorkerStarted", "encode(0, message)", "a frame for node 0 came on another node's link"
-    ),
+    "another node's frame": Lie("WorkerStarted", "encode(0, message)", OTHERS_FRAME),
     "output of no rank": Lie(
-        "WorkerStarted", "printed(node, 65535, b'x')", "output from local rank 32767, which is not running"
+        "WorkerStarted", "printed(node, 65535, b'x')", f"local rank 32767, {NOT_RUNNING}"
     ),
     "a frame of 4 GiB": Lie(
-        "WorkerStarted",
-        "raw(node, bytes(1 << 26), 0xFFFFFFFF)",
-        "a frame of 4294967295 bytes is over the limit",
+        "WorkerStarted", "raw(node, bytes(1 << 26), 0xFFFFFFFF)", "of 4294967295 bytes is"
     ),
-    "a rank that leads elsewhere": changed(
-        "WorkerStarted", "local_rank is not of type int", local_rank="../../x"
-    ),
-    "a status of a million": changed("WorkerExited", "{host} was lost: status is out of range", status=10**6),
-    "a clock of the far future": changed("WorkerExited", "{host} was lost: at is out of range", at=1e300),
+    "a rank with a path": changed("WorkerStarted", "local_rank is not of type int", local_rank="../../x"),
     "a long error record": changed("WorkerExited", "exit status 1", status=1, error_record={"message": MUCH}),
-    "a signal of a million": before(
-        "WorkerStarted",
-        "agent was stopped by signal 1000000",
-        op="AgentLeaving",
-        signum=10**6,
-        orphaned=False,
-        damage="",
-    ),
-    "a long reason": before(
-        "WorkerStarted",
-        "not be started: xxx",
-        op="WorkerUnstarted",
-        local_rank=0,
-        stage="x",
-        errno=1,
-        text=MUCH,
-    ),
+    "a signal of a million": before("WorkerStarted", "agent was stopped by signal 1000000", **LEAVING),
+    "a long reason": before("WorkerStarted", "not be started: xxx", **UNSTARTED),
     "a long reason for no route": changed("RouteFound", "xxx", op="RouteFailed", error=MUCH),
 }
-FLOOD_BEFORE_THE_START = {
-    "a flood of output": LIES["a flood of output"]._replace(
-        told="output from local rank 0, which is not running"
-    )
-}
+FLOOD_BEFORE_THE_START = {"a flood of output": FLOOD._replace(told=f"local rank 0, {NOT_RUNNING}")}
 """Where no other node has to be waited for."""

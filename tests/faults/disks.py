@@ -53,8 +53,7 @@ def frozen(mounted: Path) -> Iterator[None]:
     argv = ["/bin/sh", "-c", script, str(find("fsfreeze")), str(mounted)]
     freezer = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        assert freezer.stdout is not None
-        assert freezer.stdout.readline() == b"frozen\n"
+        assert freezer.stdout and freezer.stdout.readline() == b"frozen\n"
         yield
     finally:
         freezer.communicate(timeout=PATIENCE_S)

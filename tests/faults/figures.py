@@ -63,18 +63,14 @@ class Figures:
         self.rows.append(Row(self._fault, self._name, self._promise, what, value, at_most, unit))
         if at_most is not None and unit == "s":
             on_time(what, value, at_most)
-        else:
-            assert at_most is None or value <= at_most, (
-                f"{what}: {value:g} {unit}, over the limit of {at_most:g}"
-            )
-
-
-HEAD = ("fault", "what was done", "promise", "measured", "figure", "limit", "result")
+        elif at_most is not None:
+            assert value <= at_most, f"{what}: {value:g} {unit}, over the limit of {at_most:g}"
 
 
 def table(rows: Iterable[Row]) -> str:
     """The rows as Markdown, by fault."""
-    return markdown(HEAD, (row.cells for row in sorted(rows, key=lambda row: row.fault)))
+    head = ("fault", "what was done", "promise", "measured", "figure", "limit", "result")
+    return markdown(head, (row.cells for row in sorted(rows, key=lambda row: row.fault)))
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

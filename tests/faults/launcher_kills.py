@@ -12,15 +12,13 @@ import time
 from pathlib import Path
 
 from tests.cluster.hosts import Bed, bed_of
-from tests.cluster.test_launchers import Launcher, launchers
-from tests.faults.strikes import KILLED, PROCS, WORKER, Kind, Scene, agent, controller, heal, hit, worker
+from tests.cluster.test_launchers import launchers
+from tests.faults.chaos import KILLED, PROCS, WORKER, Kind, Scene, agent, controller, heal, hit, worker
 from tests.harness import wait_gone
 
 HOSTS, GRACE_S = 3, 2
 LIMIT_S, CUT_LIMIT_S = GRACE_S + 4.0, 30.0
 """Until all is clean: at once, or after 15 s without an answer, the grace, and the guardian's look."""
-
-
 LOST = "{host} was lost|lost the controller"
 KINDS = {
     "worker": Kind(worker, 1, (137,), f"failed first: {KILLED}"),
@@ -47,16 +45,13 @@ def strike(bed: Bed, directory: Path, name: str, number: int) -> float:
         finally:
             heal(bed, [(kind, scene)])
         clean_s = time.monotonic() - began
-        _check_told([run for run in runs if run is not scene.run or not kind.is_controller], kind, scene)
+        others = [run for run in runs if run is not scene.run or not kind.is_controller]
+        statuses = {run.wait() for run in others}
+        said = "\n".join(run.stderr for run in others)
+        assert statuses <= set(kind.statuses), (statuses, said)
+        assert re.search(kind.told(scene), said), said
+        assert not re.search(r'File "\S+/distlaunch/', said), said
     return clean_s
-
-
-def _check_told(runs: list[Launcher], kind: Kind, scene: Scene) -> None:
-    statuses = {run.wait() for run in runs}
-    said = "\n".join(run.stderr for run in runs)
-    assert statuses <= set(kind.statuses), (statuses, said)
-    assert re.search(kind.told(scene), said), said
-    assert not re.search(r'File "\S+/distlaunch/', said), said
 
 
 def main() -> None:

@@ -8,10 +8,8 @@ import os
 import select
 import socket
 import sys
-from collections.abc import Iterator
 
-READ = 1 << 16
-SLICE = 7
+READ, SLICE = 1 << 16, 7
 
 
 def main(how: str, host: str, port: str, fifo: str) -> None:
@@ -30,15 +28,13 @@ def main(how: str, host: str, port: str, fifo: str) -> None:
                 return
 
 
-def mangled(how: str, data: bytes) -> Iterator[bytes]:
+def mangled(how: str, data: bytes) -> list[bytes]:
     """What is passed on in place of `data`; an empty part is the end."""
     if how == "sliced":
-        yield from (data[start : start + SLICE] for start in range(0, max(1, len(data)), SLICE))
-    elif how == "truncated":
-        yield data[: len(data) // 2]
-        yield b""
-    else:
-        yield data[:-1] + bytes([data[-1] ^ 1]) if data else b""
+        return [data[start : start + SLICE] for start in range(0, max(1, len(data)), SLICE)]
+    if how == "truncated":
+        return [data[: len(data) // 2], b""]
+    return [data[:-1] + bytes([data[-1] ^ 1]) if data else b""]
 
 
 def passed_on(data: bytes, fd: int) -> bool:

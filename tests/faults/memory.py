@@ -79,38 +79,31 @@ def memory_figures(run: Run, rank: int, figures: Figures) -> None:
     figures("agent and guardian over a bare Python", node, at_most=16.0, unit="MiB")
 
 
-_V1 = Path("/sys/fs/cgroup/memory")
-_V2 = Path("/sys/fs/cgroup")
-
-
 def _parents() -> Iterator[tuple[Path, str]]:
     """(directory, name of its limit) of each hierarchy in which we have a memory cgroup."""
+    root = Path("/sys/fs/cgroup")
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
-            yield _V1 / path.lstrip("/"), "memory.limit_in_bytes"
-            yield _V1, "memory.limit_in_bytes"  # in a container the path is the host's
+            yield root / "memory" / path.lstrip("/"), "memory.limit_in_bytes"
+            yield root / "memory", "memory.limit_in_bytes"  # in a container the path is the host's
         elif number == "0":
-            yield _V2 / path.lstrip("/"), "memory.max"
+            yield root / path.lstrip("/"), "memory.max"
 
 
 @contextlib.contextmanager
 def memory_group(limit: int) -> Iterator[Callable[[], None]]:
     """A group with `limit` bytes; what is yielded makes its caller join. Skips where none can be made."""
-    name = f"distlaunch-{uuid.uuid4().hex[:12]}"
     for parent, limit_file in _parents():
-        group = parent / name
+        group = parent / f"distlaunch-{uuid.uuid4().hex[:12]}"
         try:
             group.mkdir()
-        except OSError:
-            continue
-        try:
             (group / limit_file).write_text(str(limit))
         except OSError:
-            group.rmdir()
+            _removed(group)
             continue
         try:
-            yield lambda group=group: _join(group)  # type: ignore[misc]
+            yield partial(_join, group)
         finally:
             # Its processes have ended, but the kernel may count them for a moment longer.
             wait_until(partial(_removed, group), (group / "cgroup.procs").read_text)

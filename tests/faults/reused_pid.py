@@ -21,8 +21,8 @@ ENDS = worker("""
     ready()
     if RANK == "1":
         open("gate").read()
-        sys.exit(0)
-    wait()
+    else:
+        wait()
 """)
 
 
@@ -38,7 +38,12 @@ def main(directory: Path) -> None:
         foreign = start_as(pids[1])
         kill(pids[3])
         status = run.wait()
-    print(json.dumps({"status": status, "signals": signals_to(foreign)}))
+    if os.waitpid(foreign, os.WNOHANG)[0]:
+        signals = 1  # SIGKILL
+    else:
+        pending = re.findall(r"(?:SigPnd|ShdPnd):\s+(\w+)", Path(f"/proc/{foreign}/status").read_text())
+        signals = sum(int(mask, 16).bit_count() for mask in pending)
+    print(json.dumps({"status": status, "signals": signals}))
 
 
 def start_as(wanted: int) -> int:
@@ -46,8 +51,7 @@ def start_as(wanted: int) -> int:
     for _ in range(1000):
         Path("/proc/sys/kernel/ns_last_pid").write_text(str(wanted - 1))
         up, tell = os.pipe()
-        pid = os.fork()
-        if pid == 0:
+        if (pid := os.fork()) == 0:
             signal.pthread_sigmask(signal.SIG_BLOCK, range(1, signal.NSIG))
             os.setsid()
             os.write(tell, b"up")
@@ -58,14 +62,6 @@ def start_as(wanted: int) -> int:
         os.kill(pid, signal.SIGKILL)  # another process was faster
         os.waitpid(pid, 0)
     raise AssertionError(f"PID {wanted} was not to be had")
-
-
-def signals_to(pid: int) -> int:
-    """How many different signals a process of ours got."""
-    if os.waitpid(pid, os.WNOHANG)[0]:
-        return 1  # SIGKILL
-    pending = re.findall(r"(?:SigPnd|ShdPnd):\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
-    return sum(int(mask, 16).bit_count() for mask in pending)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,7 @@ python -m tests.faults.sync --kills 50 --seed 7
 
 import argparse
 import contextlib
-import os
 import random
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,15 +21,12 @@ FILES, SIZE, LATEST_S = 2000, 20_000, 1.6
 
 def pythons(desk: Desk) -> list[int]:
     """The guardians, agents and ranks on the hosts."""
-    keepers = {host.pid for host in desk.site.bed.hosts.values()}
-    found = desk.site.bed.processes() - keepers
+    found = desk.site.bed.processes() - {host.pid for host in desk.site.bed.hosts.values()}
     return [pid for pid in found if "python" in "".join(command_line(pid)[:1])]
 
 
-def victims(desk: Desk, who: str, controller: int) -> list[int]:
-    """The processes of that kind that are there."""
-    if who == "controller":
-        return [controller]
+def victims(desk: Desk, who: str) -> list[int]:
+    """The guardians or agents that are there."""
     mine = pythons(desk)
     agents = [child for pid in mine for child in children_of(pid) if child in mine]
     return agents if who == "agent" else [pid for pid in mine if pid not in agents]
@@ -45,13 +40,12 @@ def strike(desk: Desk, chance: random.Random) -> str:
     with running(desk.job(timeouts={"stop": "1s", "connect": "120s"}), env=desk.env) as run:
         wait_until(lambda: bool(pythons(desk)), lambda: run.stderr)
         time.sleep(after_s)  # the moment itself is what is tried
-        found = victims(desk, who, run.process.pid) if run.process.poll() is None else []
-        with contextlib.suppress(ProcessLookupError):
-            if found:
+        found = [run.process.pid] if who == "controller" else victims(desk, who)
+        with contextlib.suppress(ProcessLookupError, IndexError):  # none is there any more
+            if run.process.poll() is None:
                 kill(chance.choice(found))
         status = run.wait()
-        told = run.stderr
-    assert "Traceback" not in told, told
+    assert "Traceback" not in run.stderr, run.stderr
     wait_until(lambda: not pythons(desk), lambda: f"left: {pythons(desk)}")
     check(desk)
     done = desk.run(timeouts={"connect": "120s"})
@@ -84,18 +78,17 @@ def series(site: Site, kills: int, seed: int) -> None:
             raise type(error)(f"{error}\nkill {number} of seed {seed}") from error
 
 
-def main() -> int:
+def main() -> None:
     """Run a series from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     given = parser.parse_args()
-    print(f"seed {given.seed}, pid {os.getpid()}", flush=True)
+    print(f"seed {given.seed}", flush=True)
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         bed = stack.enter_context(bed_of(3, Path(directory) / "bed"))
         series(Site(bed, Path(directory), stack), given.kills, given.seed)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

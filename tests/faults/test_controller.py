@@ -7,58 +7,22 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from tests import harness
 from tests.cluster.hosts import Site, find, parent_of
 from tests.cluster.workers import DAEMONS, SLEEPER, STUBBORN, worker
+from tests.faults import scenes
+from tests.faults.chaos import names
 from tests.faults.disks import small_disk
 from tests.faults.figures import Figures, Pace, fault
-from tests.faults.scenes import (
-    CPU,
-    INTERRUPTED,
-    LEAVES,
-    NODE_LOST,
-    NOISE_S,
-    ONE,
-    RANKS,
-    Ending,
-    assert_no_traceback,
-    clean,
-    earlier_seen,
-    ends,
-    family,
-    here,
-    interrupted,
-    kill_agent_and_guardian,
-    lost,
-    started_run,
-    starts,
-    stop_after,
-    there,
-)
-from tests.faults.strikes import names
-from tests.harness import (
-    PATIENCE_S,
-    PRESS_S,
-    Run,
-    agents_of,
-    children_of,
-    cookie_holders,
-    distlaunch,
-    held,
-    kill,
-    line_pipe,
-    nothing_was_dropped,
-    open_gate,
-    program,
-    running,
-    wait_gone,
-    write_job,
-)
+from tests.faults.scenes import CPU, ONE, RANKS, clean, here, interrupted, lost, started_run, starts, there
+from tests.harness import PATIENCE_S, Run, distlaunch, held, kill, open_gate, running, wait_gone, write_job
 from tests.process.test_runs import beside
 
 
@@ -67,29 +31,37 @@ from tests.process.test_runs import beside
     [
         fault(26, "Ctrl-Z: SIGTSTP to the controller", "7", signal.SIGTSTP, "can't be suspended"),
         fault(27, "SIGHUP under nohup", "7", signal.SIGHUP, ""),
+        fault(11, "a rank has finished, the others go on", "9", 0, ""),
     ],
 )
 def test_goes_on_after_a_signal_that_ends_nothing(
-    tmp_path: Path, figures: Figures, signum: signal.Signals, told: str
+    tmp_path: Path, figures: Figures, signum: int, told: str
 ) -> None:
-    """The job ends with 0 by itself, each rank by a signal of its own that comes after the other one."""
-    ignore = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
-    with running(write_job(tmp_path, LEAVES, CPU), preexec_fn=ignore) as run:
-        ranks = run.wait_ready(RANKS)
+    """The job ends with 0 by itself, each rank by a signal of its own that comes after the other one.
+
+    Each rank ends only after the one before it has been reaped: whoever was stopped could not tell so.
+    """
+    ignore = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
+    with running(write_job(tmp_path, scenes.LEAVES, CPU), preexec_fn=ignore) as run:
+        pids = run.wait_ready(RANKS)
         began = time.monotonic()
         kill(run.process.pid, signum)
         if told:
             run.wait_for(told)
             figures("said so", time.monotonic() - began, at_most=1.0)
-        for pid in ranks.values():
-            kill(pid, signal.SIGUSR1)
+        with held(pids.values()) as ranks:
+            for done, pid in enumerate(pids.values(), 1):
+                kill(pid, signal.SIGUSR1)
+                ranks.wait_ends([pid], time.monotonic() + PATIENCE_S)
+                run.wait_for("finished by itself", done)
         assert run.wait() == 0, run.stderr
+        stopped = RANKS - run.stdout.count("finished by itself")
+        figures("ranks stopped because another had finished", stopped, at_most=0, unit="ranks")
         figures("the SIGHUP told of", run.stderr.count("SIGHUP"), at_most=0, unit="times")
 
 
 HEARTBEATS = 6
 """In each lease."""
-LEFT = "killed 1 process left over from a crashed agent"
 
 
 @pytest.mark.alone  # any other run that starts here kills what was left, and tells it
@@ -102,15 +74,15 @@ def test_the_next_start_ends_what_a_crash_left(
     monkeypatch.setenv("TMPDIR", f"{tmp_path}/scratch")
     with started_run(here(tmp_path, DAEMONS, nodes=2), 4) as (run, started):
         daemon = started.pop(101)
-        kill_agent_and_guardian(started[1])
+        scenes.kill_agent_and_guardian(started[1])
         figures("all ranks gone", wait_gone([*started.values()], PATIENCE_S), at_most=4.0)
-        assert run.wait() == NODE_LOST
+        assert run.wait() == scenes.NODE_LOST
         assert run.holders() == [daemon]
         assert len([*(tmp_path / "scratch").iterdir()]) == 2
         with running(here(tmp_path / "next", "")) as following:
             figures("from the next start, the daemon gone", wait_gone([daemon], PATIENCE_S), at_most=5.0)
             assert following.wait() == 0
-            assert LEFT in following.stderr
+            assert "killed 1 process left over from a crashed agent" in following.stderr
         assert [path.name for path in (tmp_path / "scratch").iterdir()] == ["distlaunch-agent-of-the-user"]
 
 
@@ -119,11 +91,11 @@ def test_a_restart_ends_what_a_crash_left(tmp_path: Path, pace: Pace, figures: F
     job = here(tmp_path, DAEMONS, nodes=2, restarts={"max": 1}, timeouts=pace.keys)
     with started_run(job, 4) as (run, started):
         began = time.monotonic()
-        kill_agent_and_guardian(started[1])
+        scenes.kill_agent_and_guardian(started[1])
         starts(run, 1, 4)
         figures("the next attempt runs", time.monotonic() - began, at_most=5.0)
         wait_gone([*started.values()], 0.0)
-        figures("processes of the old one that it saw", earlier_seen(run, 1), 0, unit="")
+        figures("processes of the old one that it saw", scenes.earlier_seen(run, 1), 0, unit="")
         interrupted(run)
 
 
@@ -137,10 +109,10 @@ def test_a_stopped_agent_is_lost(site: Site, pace: Pace, figures: Figures) -> No
         kill(agent, signal.SIGSTOP)
         run.wait_for("host2 was lost: no heartbeat for")
         silent_s = pace.lease_s * (1 + 1 / HEARTBEATS)
-        figures("told to be lost", time.monotonic() - began, at_most=silent_s + NOISE_S)
+        figures("told to be lost", time.monotonic() - began, at_most=silent_s + scenes.NOISE_S)
         # Its guardian wakes it. Another attempt would wait as long for that as a fence stands.
         figures("then its ranks gone", wait_gone([started[1], agent], PATIENCE_S), at_most=pace.fence_s)
-        wait_gone([started[0]], pace.stop_s + NOISE_S)
+        wait_gone([started[0]], pace.stop_s + scenes.NOISE_S)
         lost(run)
 
 
@@ -153,7 +125,7 @@ def test_a_stopped_guardian_is_resumed_and_named(site: Site, pace: Pace, figures
         kill(guardian, signal.SIGSTOP)
         began = time.monotonic()
         interrupted(run)
-        figures("the run ends", time.monotonic() - began, at_most=pace.stop_s + NOISE_S)
+        figures("the run ends", time.monotonic() - began, at_most=pace.stop_s + scenes.NOISE_S)
         assert f"host2: resumed its guardian (pid {guardian}), which a signal had stopped" in run.stderr
         site.assert_gone(before)
 
@@ -170,7 +142,7 @@ def test_a_node_without_slurmstepd_is_lost(site: Site, pace: Pace, figures: Figu
         run.wait_for("host2 was lost: ")  # the lease is over, or srun says before that its step does not end
         assert "no heartbeat for" in run.stderr or "Timed out waiting for job step" in run.stderr
         silent_s = pace.lease_s * (1 + 1 / HEARTBEATS)
-        figures("told to be lost", time.monotonic() - began, at_most=silent_s + NOISE_S)
+        figures("told to be lost", time.monotonic() - began, at_most=silent_s + scenes.NOISE_S)
         lost(run)
 
 
@@ -180,13 +152,13 @@ def test_ends_and_reaps_a_stopped_link(site: Site, pace: Pace, figures: Figures)
     hosts = ["host1", "host2", "host3"]
     with running(there(site, hosts[:2], SLEEPER, pace, spares=hosts[2:])) as run:
         starts(run, 0, 2)
-        (link,) = [pid for pid in children_of(run.process.pid) if "host1" in names(pid)]
+        (link,) = [pid for pid in harness.children_of(run.process.pid) if "host1" in names(pid)]
         with held([link]) as stopped:
             kill(link, signal.SIGSTOP)
             run.wait_for("host1 was lost: no heartbeat for")
             began = time.monotonic()
             stopped.wait_reaped(began + PATIENCE_S)
-            figures("ended and reaped", time.monotonic() - began, at_most=2.0 + NOISE_S)
+            figures("ended and reaped", time.monotonic() - began, at_most=2.0 + scenes.NOISE_S)
         assert run.process.poll() is None
         starts(run, 1, 2)
         interrupted(run)
@@ -199,29 +171,22 @@ def test_agents_of_a_stopped_controller_end_their_ranks(site: Site, pace: Pace, 
     with started_run(there(site, ["host1", "host2", "host3"], STUBBORN, pace), 3) as (run, started):
         agents = [parent_of(pid) for pid in started.values()]
         kill(run.process.pid, signal.SIGSTOP)
-        took_s = wait_gone([*started.values(), *agents], PATIENCE_S)
-        figures("agents have stopped their ranks", took_s, at_most=pace.lease_s + pace.stop_s + NOISE_S)
+        limit_s, took_s = pace.lease_s + pace.stop_s, wait_gone([*started.values(), *agents], PATIENCE_S)
+        figures("agents have stopped their ranks", took_s, at_most=limit_s + scenes.NOISE_S)
         assert run.holders() == []
         kill(run.process.pid, signal.SIGCONT)
-        assert run.wait() == NODE_LOST
+        assert run.wait() == scenes.NODE_LOST
         assert "Traceback" not in run.stderr
         site.assert_gone(before)
 
 
-GUARDIANS_STATUS = 70
-"""A guardian's exit status: the agent was killed, and all is swept."""
-
-
-@pytest.mark.fault(
-    62, "scancel: SIGTERM to the command's process group, SIGKILL after KillWait", promise="3, 7"
-)
+@pytest.mark.fault(62, "scancel: SIGTERM to the process group, SIGKILL after KillWait", promise="3, 7")
 @pytest.mark.parametrize("patient", [True, False], ids=["KillWait is enough", "KillWait is too short"])
 def test_scancel_ends_all_ranks_in_time(tmp_path: Path, pace: Pace, figures: Figures, patient: bool) -> None:
     """These are the signals that slurmstepd sends, in its order.
 
     Its SIGKILL to the whole step would hit workers too, which only makes it easier for us.
     """
-    kill_wait_s = pace.stop_s + 2.0
     job = here(tmp_path, STUBBORN, nodes=2, procs_per_node=2, timeouts=pace.keys)
     with started_run(job, 4, process_group=0) as (run, started):
         began = time.monotonic()
@@ -231,7 +196,7 @@ def test_scancel_ends_all_ranks_in_time(tmp_path: Path, pace: Pace, figures: Fig
             os.killpg(run.process.pid, signal.SIGKILL)
         wait_gone([*started.values()], PATIENCE_S)
         what = "all ranks gone" if patient else "all ranks gone, the command killed meanwhile"
-        figures(what, time.monotonic() - began, at_most=kill_wait_s)
+        figures(what, time.monotonic() - began, at_most=pace.stop_s + 2.0)
         assert run.wait() == (128 + signal.SIGTERM if patient else -signal.SIGKILL)
         assert run.holders() == []
 
@@ -251,11 +216,11 @@ exit $status
 @pytest.mark.fault(63, "srun -K: an agent is killed in mid-clean-up", promise="2, 4")
 def test_a_killed_agents_status_comes_after_its_cleanup(site: Site, pace: Pace, figures: Figures) -> None:
     note = site.directory / "status"
-    program(site.directory / "ssh", NOTING_SSH.format(ssh=find("ssh"), note=note))
+    harness.program(site.directory / "ssh", NOTING_SSH.format(ssh=find("ssh"), note=note))
     environment = {**os.environ, "PATH": f"{site.directory}:{os.environ['PATH']}"}
     text = worker("daemon()\nresist()\nready()\nwait()")
     job = there(site, ["host1", "host2"], text, pace, timeouts={"stop": "30s"})
-    with line_pipe(note) as noted, running(job, env=environment) as run:
+    with harness.line_pipe(note) as noted, running(job, env=environment) as run:
         started = starts(run, 0, 4)
         run.process.send_signal(signal.SIGINT)
         run.wait_for("received SIGINT")
@@ -264,10 +229,10 @@ def test_a_killed_agents_status_comes_after_its_cleanup(site: Site, pace: Pace, 
         kill(parent_of(agent), signal.SIGTERM)
         kill(agent, signal.SIGTERM)
         kill(agent)
-        assert int(noted()) == GUARDIANS_STATUS
+        assert noted() == "70"  # a guardian's status: the agent was killed, and all is swept
         wait_gone([started[1], started[101]], 0.0)  # said only when nothing is left
         figures("swept, and said so", time.monotonic() - began, at_most=2.0)
-        time.sleep(PRESS_S)
+        time.sleep(harness.PRESS_S)
         run.process.send_signal(signal.SIGINT)  # kills on the other host too
         assert run.wait() == 130
         assert "killing the workers" in run.stderr
@@ -280,15 +245,14 @@ class Brought(NamedTuple):
 
     run: Run
     pids: dict[int, int]
-    status: int = INTERRUPTED
+    status: int = scenes.INTERRUPTED
     answer: str = "received SIGINT"
 
     def press(self, times: int) -> None:
         """Press Ctrl-C so many times, each after the answer to the last, as fast as people do."""
-        for number, answer in enumerate(
-            (self.answer, "killing the workers", "exiting without waiting")[:times]
-        ):
-            time.sleep(PRESS_S if number else 0.0)
+        answers = (self.answer, "killing the workers", "exiting without waiting")
+        for number, answer in enumerate(answers[:times]):
+            time.sleep(harness.PRESS_S if number else 0.0)
             self.run.process.send_signal(signal.SIGINT)
             self.run.wait_for(answer)
 
@@ -306,112 +270,84 @@ JOINS = worker("""
     ready()
     wait()
 """)
-
-
-def parsing(directory: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
-    """The job file is a pipe that nobody writes to."""
-    os.mkfifo(directory / "job.yaml")
-    run = stack.enter_context(running(directory / "job.yaml", *grace))
-    stack.callback(os.close, os.open(directory / "job.yaml", os.O_WRONLY))
-    return Brought(run, {})
-
-
-def connecting(directory: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
-    """An sshd that accepts, and never says a word."""
-    silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-    nodes = f"nodes: [{{host: 127.0.0.1, port: {silent.getsockname()[1]}, procs: 1}}]\n{ONE}"
-    run = stack.enter_context(running(write_job(directory, SLEEPER, nodes), *grace))
-    stack.enter_context(silent.accept()[0])
-    return Brought(run, {})
-
-
-def booting(directory: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
-    """An interpreter that never comes up."""
-    os.mkfifo(directory / "gate")
-    python = program(directory / "python", f"read line < {directory}/gate")
-    job = write_job(directory, SLEEPER, f"{ONE}python: {python}\n")
-    run = stack.enter_context(running(job, *grace))
-    stack.callback(os.close, os.open(directory / "gate", os.O_WRONLY))
-    return Brought(run, {})
-
-
-def joining(directory: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
-    """Ranks that run, and have not joined the rendezvous."""
-    run = stack.enter_context(running(write_job(directory, STUBBORN, CPU), *grace))
-    return Brought(run, run.wait_ready(RANKS))
-
-
-def training(directory: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
-    """Ranks that run, and have joined the rendezvous."""
-    os.mkfifo(directory / "gate")
-    run = stack.enter_context(running(write_job(directory, JOINS, f"{ONE}procs_per_node: 2\n"), *grace))
-    run.wait_for("joined the rendezvous")
-    return Brought(run, run.wait_ready(2))
-
-
-def stopping(directory: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
-    """One rank has failed, the others ignore SIGTERM; the status stays that of the first."""
-    run, pids, *_ = joining(directory, grace, stack)
-    kill(pids.pop(3))
-    run.wait_for("rank 3 (node1) failed")
-    return Brought(run, pids, 128 + signal.SIGKILL, "already stopping")
-
-
-Phase = Callable[[Path, tuple[str, str], contextlib.ExitStack], Brought]
-# Every phase that a run has; a job that waits before it starts again would be one more.
-BEFORE_RANKS = [parsing, connecting, booting]
-WITH_RANKS = [joining, training, stopping]
+# Every phase that a run has, but for a job that waits before it starts again. First it waits for somebody who
+# writes the job file, for a server that never says a word, and for an interpreter that never comes up.
+BEFORE_RANKS = {
+    "parsing": ("", ""),
+    "connecting": (SLEEPER, f"nodes: [{{host: 127.0.0.1, port: PORT, procs: 1}}]\n{ONE}"),
+    "booting": (SLEEPER, f"{ONE}python: ./python\n"),
+}
+WITH_RANKS = {"joining": STUBBORN, "training": JOINS, "stopping": STUBBORN}
 
 
 @contextlib.contextmanager
-def brought_to(phase: Phase, directory: Path, grace_s: float) -> Iterator[Brought]:
+def brought_to(phase: str, directory: Path, grace_s: float) -> Iterator[Brought]:
     """A run in this phase."""
+    text, keys = BEFORE_RANKS.get(phase) or (WITH_RANKS[phase], f"nodes: 2\n{ONE}")
+    gate = directory / ("gate" if text else "job.yaml")
+    os.mkfifo(gate)
+    harness.program(directory / "python", f"read line < {gate}")
     with contextlib.ExitStack() as stack:
-        yield phase(directory, stop_after(grace_s), stack)
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        if text:
+            write_job(directory, text, keys.replace("PORT", str(silent.getsockname()[1])))
+        run = stack.enter_context(running(directory / "job.yaml", *scenes.stop_after(grace_s)))
+        if phase == "connecting":
+            stack.enter_context(silent.accept()[0])
+        elif phase in BEFORE_RANKS:
+            stack.callback(os.close, os.open(gate, os.O_WRONLY))
+        pids = run.wait_ready(2 if phase in WITH_RANKS else 0)
+        if phase == "training":
+            run.wait_for("joined the rendezvous")
+        if phase != "stopping":
+            yield Brought(run, pids)
+            return
+        kill(pids.pop(1))
+        run.wait_for("rank 1 (node1) failed")
+        yield Brought(run, pids, scenes.SIGKILLED, "already stopping")  # the status stays that of the first
 
 
 @pytest.mark.fault(28, "Ctrl-C, before ranks have been started", promise="7")
 @pytest.mark.parametrize("phase", BEFORE_RANKS)
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_interrupts_end_a_run_before_its_ranks_start(
-    tmp_path: Path, figures: Figures, phase: Phase, times: int
+    tmp_path: Path, figures: Figures, phase: str, times: int
 ) -> None:
     """As fast as one can: what comes after the first finds a command that is about to leave, or has left."""
-    with brought_to(phase, tmp_path, 10.0) as brought, held(children_of(brought.run.process.pid)) as links:
-        run = brought.run
+    with brought_to(phase, tmp_path, 10.0) as (run, *_), held(harness.children_of(run.process.pid)) as links:
         for _ in range(times):
             run.process.send_signal(signal.SIGINT)
         began = time.monotonic()
-        assert run.wait() == brought.status, run.stderr
-        figures(f"{phase.__name__}, {times} times: the command ended", time.monotonic() - began, at_most=2.0)
+        assert run.wait() == scenes.INTERRUPTED, run.stderr
+        figures(f"{phase}, {times} times: the command ended", time.monotonic() - began, at_most=2.0)
         links.wait_ends(links.pids, began + PATIENCE_S)
-        figures(f"{phase.__name__}, {times} times: all gone", time.monotonic() - began, at_most=2.0)
-        assert_no_traceback(run.stderr)
+        figures(f"{phase}, {times} times: all gone", time.monotonic() - began, at_most=2.0)
+        scenes.assert_no_traceback(run.stderr)
 
 
 @pytest.mark.fault(28, "Ctrl-C once or twice, with ranks that ignore SIGTERM", promise="7")
 @pytest.mark.parametrize("phase", WITH_RANKS)
 @pytest.mark.parametrize("times", [1, 2])
 def test_interrupts_end_ranks_that_ignore_sigterm(
-    tmp_path: Path, figures: Figures, pace: Pace, phase: Phase, times: int
+    tmp_path: Path, figures: Figures, pace: Pace, phase: str, times: int
 ) -> None:
     grace_s, within_s = (pace.stop_s, pace.stop_s + 2.0) if times == 1 else (60.0, 2.0)
     with brought_to(phase, tmp_path, grace_s) as brought:
         words = brought.answer if times == 1 else "killing the workers"
-        with clean(brought.run, brought.pids, figures, Ending(brought.status, words, within_s)):
+        with clean(brought.run, brought.pids, figures, scenes.Ending(brought.status, words, within_s)):
             brought.press(times)
 
 
 @pytest.mark.fault(28, "Ctrl-C thrice, with agents that do not answer", promise="7")
 @pytest.mark.parametrize("phase", WITH_RANKS)
 def test_three_interrupts_end_the_command_before_its_agents(
-    tmp_path: Path, figures: Figures, pace: Pace, phase: Phase
+    tmp_path: Path, figures: Figures, pace: Pace, phase: str
 ) -> None:
     """The agents are stopped, so that the second can't end the job; their guardians wake them at the end."""
     with brought_to(phase, tmp_path, pace.stop_s) as brought:
         run = brought.run
-        with held(family(run, brought.pids.values())) as processes:
-            for agent in agents_of(run.process.pid):
+        with held(scenes.family(run, brought.pids.values())) as processes:
+            for agent in harness.agents_of(run.process.pid):
                 kill(agent, signal.SIGSTOP)
             brought.press(3)
             began = time.monotonic()
@@ -420,7 +356,7 @@ def test_three_interrupts_end_the_command_before_its_agents(
             processes.wait_ends(processes.pids, began + PATIENCE_S)
             figures("all gone", time.monotonic() - began, at_most=pace.stop_s + 2.0)
         assert run.holders() == []
-        assert_no_traceback(run.stderr)
+        scenes.assert_no_traceback(run.stderr)
 
 
 @pytest.mark.quiet  # ranks that print without end take all cores that there are
@@ -436,12 +372,12 @@ def test_ends_when_the_reader_of_its_output_leaves(tmp_path: Path, figures: Figu
         unread, run.process.stdout = run.process.stdout, None
         run.wait_for("up", RANKS)
         assert unread is not None
-        with unread, held([*run.holders(), *agents_of(run.process.pid)]) as processes:
+        with unread, held([*run.holders(), *harness.agents_of(run.process.pid)]) as processes:
             head = subprocess.run(["head", "-1"], stdin=unread, capture_output=True, check=True)
             unread.close()
             began = time.monotonic()
             assert head.stdout.count(b"\n") == 1
-            ends(run, figures, Ending(141, "", 2.0), began)
+            scenes.ends(run, figures, scenes.Ending(141, "", 2.0), began)
             processes.wait_ends(processes.pids, began + PATIENCE_S)
             figures("all gone", time.monotonic() - began, at_most=2.0)
 
@@ -460,7 +396,7 @@ def test_loses_nothing_when_the_window_is_resized(tmp_path: Path, gate: Path, fi
             kill(agent, signal.SIGWINCH)
         open_gate(gate)
         assert run.wait() == 0, run.stderr
-        nothing_was_dropped(run.stderr)
+        harness.nothing_was_dropped(run.stderr)
         kept = (run.run_directory() / "rank0.out").read_text().count("x" * 99 + "\n")
         figures("lines lost", 100_000 - kept, at_most=0, unit="lines")
 
@@ -468,23 +404,21 @@ def test_loses_nothing_when_the_window_is_resized(tmp_path: Path, gate: Path, fi
 AT_ONCE_S = 5.0
 
 
-class Detached:
-    """A detached run, whose ranks say `ready RANK PID`."""
+def detached(job: Path) -> str:
+    """The id of a detached run, whose ranks have said `ready RANK PID`."""
+    run = distlaunch("run", "-d", str(job), cwd=job.parent, status=0).stdout.strip()
+    follow = beside(job.parent, "logs", "-f", run)
+    try:
+        follow.wait_ready(RANKS)
+    finally:
+        follow.kill()
+    return run
 
-    def __init__(self, job: Path) -> None:
-        self.directory = job.parent
-        done = distlaunch("run", "-d", str(job), cwd=self.directory, status=0)
-        self.id = done.stdout.strip()
-        follow = beside(self.directory, "logs", "-f", self.id)
-        try:
-            follow.wait_ready(RANKS)
-        finally:
-            follow.kill()
 
-    def ps(self, place: str = ".") -> dict[str, Any]:
-        done = distlaunch("ps", "-a", place, "--json", cwd=self.directory)
-        (run,) = json.loads(done.stdout)
-        return dict(run)
+def listed(directory: Path) -> dict[str, Any]:
+    """What `ps` says of the one run that has its logs there."""
+    (run,) = json.loads(distlaunch("ps", "-a", str(directory), "--json").stdout)
+    return dict(run)
 
 
 @pytest.mark.fault(29, "`attach | head -1`, then SIGHUP and SIGTERM: a detached run", promise="3, 7")
@@ -496,9 +430,9 @@ def test_a_detached_run_outlives_its_readers_and_sighup(tmp_path: Path, figures:
             os.write(1, b"more" * 20 + b"\\n")
             select.select([], [], [], 0.001)
     """
-    detached = Detached(write_job(tmp_path, worker(prints), CPU))
+    name = detached(write_job(tmp_path, worker(prints), CPU))
     for words in (("attach",), ("logs", "-f")):
-        follow = beside(tmp_path, *words, detached.id)
+        follow = beside(tmp_path, *words, name)
         follow.wait_for("more")
         assert follow.process.stdout
         follow.process.stdout.close()
@@ -506,17 +440,17 @@ def test_a_detached_run_outlives_its_readers_and_sighup(tmp_path: Path, figures:
         assert follow.process.wait(PATIENCE_S) in (0, 141, -signal.SIGPIPE)
         figures(f"{words[0]} ended", time.monotonic() - began, at_most=AT_ONCE_S)
         follow.kill()
-    controller = detached.ps()["controller"]["pid"]
-    with held([*cookie_holders(detached.id), controller]) as processes:
+    controller = listed(tmp_path)["controller"]["pid"]
+    with held([*harness.cookie_holders(name), controller]) as processes:
         kill(controller, signal.SIGHUP)
-        assert detached.ps()["state"] == "RUNNING"
+        assert listed(tmp_path)["state"] == "RUNNING"
         began = time.monotonic()
         kill(controller, signal.SIGTERM)
-        assert distlaunch("wait", detached.id, cwd=tmp_path).returncode == 128 + signal.SIGTERM
+        distlaunch("wait", name, cwd=tmp_path, status=128 + signal.SIGTERM)
         figures("the run ended", time.monotonic() - began, at_most=AT_ONCE_S)
         processes.wait_ends(processes.pids, began + AT_ONCE_S)
-    assert cookie_holders(detached.id) == []
-    assert detached.ps()["state"] == "CANCELLED"
+    assert harness.cookie_holders(name) == []
+    assert listed(tmp_path)["state"] == "CANCELLED"
 
 
 @pytest.mark.fault(32, "the disk of a detached run is full", promise="10")
@@ -531,13 +465,12 @@ def test_the_end_of_a_detached_run_is_known_if_its_disk_is_full(tmp_path: Path, 
         sys.exit(7)
     """
     with small_disk(tmp_path / "small", "size=300k"):
-        detached = Detached(write_job(tmp_path, worker(floods), f"{CPU}logs: {{dir: small}}\n"))
-        assert detached.ps("small")["state"] == "RUNNING"
+        name = detached(write_job(tmp_path, worker(floods), f"{CPU}logs: {{dir: small}}\n"))
+        assert listed(tmp_path / "small")["state"] == "RUNNING"
         (tmp_path / "gate").touch()
-        assert distlaunch("wait", detached.id, cwd=tmp_path).returncode == 7
-        run = detached.ps("small")
+        distlaunch("wait", name, cwd=tmp_path, status=7)
+        run = listed(tmp_path / "small")
         assert (run["state"], run["exit_status"]) == ("FAILED", 7)
         kept = sum(path.stat().st_size for path in (tmp_path / "small").rglob("*") if path.is_file())
         figures("KiB that were kept", kept / 1024, at_most=300, unit="KiB")
-        shown = distlaunch("logs", detached.id, cwd=tmp_path)
-        assert (shown.returncode, "Traceback" in shown.stderr) == (0, False), shown.stderr[-600:]
+        assert "Traceback" not in distlaunch("logs", name, cwd=tmp_path, status=0).stderr

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 import json
 import mmap
 import os
@@ -16,38 +17,16 @@ from pathlib import Path
 
 import pytest
 
+from tests import harness
 from tests.cluster.hosts import Bed
-from tests.cluster.workers import worker
+from tests.cluster.workers import SLEEPER, worker
+from tests.faults import scenes
 from tests.faults.disks import freezable_disk, frozen, small_disk
 from tests.faults.figures import Figures, Pace
 from tests.faults.memory import memory_figures
 from tests.faults.networks import narrow
-from tests.faults.scenes import (
-    CPU,
-    ONE,
-    RANKS,
-    Ending,
-    assert_no_traceback,
-    clean,
-    ends,
-    here,
-    on_hosts,
-    starts,
-    stop_after,
-)
-from tests.harness import (
-    PATIENCE_S,
-    Run,
-    distlaunch,
-    held,
-    kill,
-    nothing_was_dropped,
-    open_gate,
-    running,
-    wait_gone,
-    wait_until,
-    write_job,
-)
+from tests.faults.scenes import CPU, ONE, RANKS, Ending, clean, ends, here, on_hosts, starts, stop_after
+from tests.harness import PATIENCE_S, Run, distlaunch, held, kill, open_gate, running, wait_gone, write_job
 
 MIB = 1 << 20
 
@@ -63,15 +42,18 @@ def no_big_files(tmp_path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def drained(run: Run) -> Iterator[None]:
     """Somebody else reads what the run prints, and forgets it."""
-    printed, run.process.stdout = run.process.stdout, None
-    assert printed is not None
-    with printed:
-        reader = subprocess.Popen(["cat"], stdin=printed, stdout=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        reader.kill()
-        reader.wait()
+    with subprocess.Popen(["cat"], stdin=run.process.stdout, stdout=subprocess.DEVNULL) as reader:
+        assert run.process.stdout
+        run.process.stdout.close()
+        try:
+            yield
+        finally:
+            reader.kill()
+
+
+def lost(run: Run, rank: int, size: int) -> int:
+    """How many bytes of so many, in lines of 1 KiB, are missing in a rank's log."""
+    return size - (run.run_directory() / f"rank{rank}.out").read_bytes().count(b"x" * 1023 + b"\n") * 1024
 
 
 @pytest.mark.fault(30, "nobody reads what the command prints", promise="10")
@@ -79,8 +61,7 @@ def test_a_stalled_reader_slows_no_worker(tmp_path: Path, gate: Path, figures: F
     prints = worker("""
         ready()
         began = time.monotonic()
-        for _ in range(64):
-            for _ in range(1024): print("x" * 1023)
+        for _ in range(64 * 1024): print("x" * 1023)
         print("took", time.monotonic() - began, "s", file=sys.stderr, flush=True)
         open("gate").read()
     """)
@@ -93,15 +74,10 @@ def test_a_stalled_reader_slows_no_worker(tmp_path: Path, gate: Path, figures: F
         memory_figures(run, pids[0], figures)
         open_gate(gate)
         run.process.stdout = stalled
-        ends(
-            run,
-            figures,
-            Ending(0, "lines not shown: the terminal or pipe was too slow", 10.0),
-            time.monotonic(),
-        )
-        nothing_was_dropped(run.stderr)
-        kept = (run.run_directory() / "rank0.out").read_bytes().count(b"x" * 1023 + b"\n") * 1024
-        figures("bytes lost from the log", 64 * MIB - kept, at_most=0, unit="bytes")
+        told = Ending(0, "lines not shown: the terminal or pipe was too slow", 10.0)
+        ends(run, figures, told, time.monotonic())
+        harness.nothing_was_dropped(run.stderr)
+        figures("bytes lost from the log", lost(run, 0, 64 * MIB), at_most=0, unit="bytes")
 
 
 @pytest.mark.fault(32, "the disk of the logs is full", promise="10")
@@ -118,18 +94,15 @@ def test_counts_what_a_full_disk_loses(tmp_path: Path, figures: Figures, limit: 
             assert json.loads(summary.read_text())["exit_status"] == 0
             (listed,) = json.loads(distlaunch("ps", "-a", str(run.directory), "--json").stdout)
             assert listed["trouble"] == "No space left on device"
-            said = distlaunch(
-                "logs", str(run.run_directory()), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-            )
-            assert "bytes could not be written to" in said.stderr
-        assert "can't write to" in run.stderr and ": No space left on device; output is being" in run.stderr
-        of_ranks = map(int, re.findall(r"(\d+) of rank \d", run.stderr))
-        assert sum(of_ranks) == RANKS * 3000 * 1024 - kept
-        assert "OSError" not in run.stderr
-    lost = RANKS * 3000 * 1024 - kept
-    assert lost > 0
+            streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+            said = distlaunch("logs", str(run.run_directory()), **streams).stderr
+            assert "bytes could not be written to" in said
+    assert "can't write to" in run.stderr and ": No space left on device; output is being" in run.stderr
+    assert "OSError" not in run.stderr
+    missing = RANKS * 3000 * 1024 - kept
+    assert sum(map(int, re.findall(r"(\d+) of rank \d", run.stderr))) == missing > 0
     told = max(map(int, re.findall(r"(\d+) bytes", run.stderr)), default=0)
-    figures("lost bytes that were not counted", max(0, lost - told), at_most=0, unit="bytes")
+    figures("lost bytes that were not counted", max(0, missing - told), at_most=0, unit="bytes")
 
 
 @pytest.mark.parametrize("limit", ["size=64k", "nr_inodes=2"])
@@ -141,19 +114,11 @@ def test_does_not_start_on_a_full_disk(tmp_path: Path, limit: str) -> None:
     assert (done.returncode, full in done.stderr) == (1, True)
 
 
-CHATTY = worker("""
-    ready()
-    while True:
-        print("still here", flush=True)
-        time.sleep(0.02)
-""")
-
-
 @pytest.mark.fault(33, "the log directory's disk stalls", promise="1, 10")
 def test_a_stalled_disk_delays_no_tear_down(tmp_path: Path, figures: Figures) -> None:
     with freezable_disk(tmp_path / "disk") as disk:
-        job = here(tmp_path, CHATTY, nodes=2, logs={"dir": str(disk)})
-        with running(job) as run:
+        chatty = worker("ready()\nwhile True:\n    print('still here', flush=True)\n    time.sleep(0.02)")
+        with running(here(tmp_path, chatty, nodes=2, logs={"dir": str(disk)})) as run:
             started = starts(run, 0, 2)
             with frozen(disk):
                 run.wait_for("still here", times=run.stdout.count("still here") + 200)
@@ -179,9 +144,8 @@ def test_a_slow_node_slows_no_other(tmp_path: Path, bed: Bed, figures: Figures) 
         os.close(os.open("done" + RANK, os.O_WRONLY))
         wait()
     """)
-    for rank in range(RANKS):
-        os.mkfifo(tmp_path / f"gate{rank}")
-        os.mkfifo(tmp_path / f"done{rank}")
+    for rank, name in itertools.product(range(RANKS), ("gate", "done")):
+        os.mkfifo(tmp_path / f"{name}{rank}")
     with running(write_job(tmp_path, prints, on_hosts(bed))) as run:
         pids = run.wait_ready(RANKS)
         with narrow(bed, "host2"):
@@ -199,10 +163,9 @@ def test_a_slow_node_slows_no_other(tmp_path: Path, bed: Bed, figures: Figures) 
             kill(pids[0])
             figures("all ranks gone", wait_gone([*pids.values()], PATIENCE_S), at_most=2.0)
         assert run.wait() == 137, run.stderr
-        nothing_was_dropped(run.stderr)
-        lost = 3 * MIB - (run.run_directory() / "rank1.out").read_bytes().count(b"x" * 1023 + b"\n") * 1024
-        figures("bytes lost of the slow node", lost, at_most=0, unit="bytes")
-        assert_no_traceback(run.stderr)
+        harness.nothing_was_dropped(run.stderr)
+        figures("bytes lost of the slow node", lost(run, 1, 3 * MIB), at_most=0, unit="bytes")
+        scenes.assert_no_traceback(run.stderr)
 
 
 @pytest.mark.fault(54, "a line that does not end", promise="10")
@@ -228,7 +191,7 @@ def test_keeps_a_line_without_end(tmp_path: Path, gate: Path, figures: Figures, 
         memory_figures(run, pid, figures)
         open_gate(gate)
         ends(run, figures, Ending(0, "1 rank on 1 node finished", 10.0), time.monotonic())
-        nothing_was_dropped(run.stderr)
+        harness.nothing_was_dropped(run.stderr)
         log = run.run_directory() / "rank0.out"
         figures("bytes lost", blocks * MIB - log.stat().st_size, at_most=0, unit="bytes")
         with log.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as kept:
@@ -248,7 +211,11 @@ def test_sees_a_failure_in_a_flood_of_output(tmp_path: Path, nodes: str, figures
         up = re.compile(rb"\] up (\d+) (\d+)\n")
         run.wait_until(lambda: len(up.findall(run.err)) >= RANKS, "ranks that are up")
         pids = {int(rank): int(pid) for rank, pid in up.findall(run.err)}
-        wait_for_bytes(run, 8 * MIB)
+
+        def kept() -> int:
+            return sum(log.stat().st_size for log in run.run_directory().glob("rank*.out"))
+
+        harness.wait_until(lambda: kept() >= 8 * MIB, lambda: f"{kept()} bytes are kept")
         with held(pids.values()) as ranks:
             kill(pids[1])
             began = time.monotonic()
@@ -260,68 +227,50 @@ def test_sees_a_failure_in_a_flood_of_output(tmp_path: Path, nodes: str, figures
         ends(run, figures, Ending(137, "failed first: killed by signal 9 (SIGKILL)", 30.0), began)
 
 
-def wait_for_bytes(run: Run, size: int) -> None:
-    """Wait until the logs have grown so large."""
-
-    def kept() -> int:
-        return sum(log.stat().st_size for log in run.run_directory().glob("rank*.out"))
-
-    wait_until(lambda: kept() >= size, lambda: f"{kept()} bytes are kept")
-
-
 @pytest.mark.fault(57, "the last line has no end, the worker is killed", promise="10")
-def test_keeps_the_last_line_without_end(tmp_path: Path, figures: Figures) -> None:
+def test_keeps_the_last_line_without_end(tmp_path: Path, gate: Path, figures: Figures) -> None:
     prints = worker(r"""
         ready()
-        if RANK == "3":
-            open("gate3").read()
+        if RANK == "1": open("gate").read()
         for stream in (1, 2):
             os.write(stream, b"whole\n" * 1000 + b"the last output of rank " + RANK.encode())
-        if RANK == "3":
-            os.kill(os.getpid(), signal.SIGKILL)
-        open("gate" + RANK).read()
+        if RANK == "1": os.kill(os.getpid(), signal.SIGKILL)
+        open("printed", "w").close()
+        wait()
     """)
-    for rank in range(RANKS):
-        os.mkfifo(tmp_path / f"gate{rank}")
-    with running(write_job(tmp_path, prints, CPU)) as run, contextlib.ExitStack() as gates:
-        pids = run.wait_ready(RANKS)
-        for rank in range(3):  # who opens its gate has printed all
-            gates.callback(os.close, os.open(tmp_path / f"gate{rank}", os.O_WRONLY))
-        with clean(run, pids, figures, Ending(137, "  | the last output of rank 3", 2.0)):
-            open_gate(tmp_path / "gate3")
-            wait_gone([pids[3]], PATIENCE_S)
+    os.mkfifo(tmp_path / "printed")
+    with running(write_job(tmp_path, prints, f"nodes: 2\n{ONE}")) as run:
+        pids = run.wait_ready(2)
+        (tmp_path / "printed").read_bytes()
+        with clean(run, pids, figures, Ending(137, "  | the last output of rank 1", 2.0)):
+            open_gate(gate)
+            wait_gone([pids[1]], PATIENCE_S)
         shown = kept = 0
-        for rank in range(RANKS):
+        for rank, (name, text) in itertools.product((0, 1), (("out", run.stdout), ("err", run.stderr))):
             words = f"the last output of rank {rank}"
-            shown += f":{rank}] {words}\n" in run.stdout
-            shown += f":{rank}] {words}\n" in run.stderr
-            for name in ("out", "err"):
-                kept += (run.run_directory() / f"rank{rank}.{name}").read_text().endswith(words)
-        figures("last lines lost on the console", 2 * RANKS - shown, at_most=0, unit="lines")
-        figures("last lines lost from the logs", 2 * RANKS - kept, at_most=0, unit="lines")
+            shown += f":{rank}] {words}\n" in text
+            kept += (run.run_directory() / f"rank{rank}.{name}").read_text().endswith(words)
+        figures("last lines lost on the console", 4 - shown, at_most=0, unit="lines")
+        figures("last lines lost from the logs", 4 - kept, at_most=0, unit="lines")
 
 
-CLOCK = r"""#define _GNU_SOURCE
+CLOCK = r"""
+#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
-static volatile long long *shift;
-__attribute__((constructor)) static void open_shift(void) {
-    int fd = open(getenv("SHIFT_FILE"), O_RDONLY | O_CLOEXEC);
-    shift = mmap(0, sizeof *shift, PROT_READ, MAP_SHARED, fd, 0);
-}
 int clock_gettime(clockid_t clock, struct timespec *now) {
+    static volatile long long *shift;
+    int fd = shift ? -1 : open(getenv("SHIFT_FILE"), O_RDONLY | O_CLOEXEC);
+    if (!shift) shift = mmap(0, 8, PROT_READ, MAP_SHARED, fd, 0);
     int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
     int status = real(clock, now);
-    if (clock == CLOCK_REALTIME)
-        now->tv_sec += *shift;
+    if (clock == CLOCK_REALTIME) now->tv_sec += *shift;
     return status;
 }
 """
-
-
 """Seconds by which the wall clock is wrong are shared by all processes that have the file."""
 
 
@@ -334,7 +283,13 @@ def test_a_jump_of_the_wall_clock_has_no_effect(
 
     A heartbeat, the job's limit and the grace all pass after the jump.
     """
-    limit_s = 6.0
+    compiler, library, shift = shutil.which("cc"), tmp_path / "clock.so", tmp_path / "shift"
+    if compiler is None:
+        pytest.skip("cc is needed to make a wall clock that can jump")
+    made = [compiler, "-shared", "-fPIC", "-o", str(library), "-x", "c", "-", "-ldl"]
+    harness.completed(made, 0, input=CLOCK)
+    shift.write_bytes(struct.pack("=q", 0))
+    env = {**os.environ, "LD_PRELOAD": str(library), "SHIFT_FILE": str(shift)}
     tells = worker("""
         resist()
         before = time.time()
@@ -343,58 +298,41 @@ def test_a_jump_of_the_wall_clock_has_no_effect(
         print("the clock jumped by", round((time.time() - before) / 3600), "h", flush=True)
         wait()
     """)
-    options = (*stop_after(pace.stop_s), "--set", f"timeouts.job={limit_s:g}s")
-    with running(write_job(tmp_path, tells, ONE), *options, env=with_own_clock(tmp_path)) as run:
+    options = (*stop_after(pace.stop_s), "--set", "timeouts.job=6s")
+    with running(write_job(tmp_path, tells, ONE), *options, env=env) as run:
         pids = run.wait_ready(1)
-        with (tmp_path / "shift").open("r+b") as shift:  # not emptied first: the processes have it mapped
-            shift.write(struct.pack("=q", hours * 3600))
+        with shift.open("r+b") as file:  # not emptied first: the processes have it mapped
+            file.write(struct.pack("=q", hours * 3600))
         open_gate(gate)
         run.wait_for(f"the clock jumped by {hours} h")
         with clean(run, pids, figures, Ending(124, "the job timed out after 6 s", pace.stop_s + 2.0)):
             run.wait_for("the job timed out")
-            figures("the limit's error", abs(time.monotonic() - run.began - limit_s), at_most=3.0)
+            figures("the limit's error", abs(time.monotonic() - run.began - 6.0), at_most=3.0)
         first, last = run.events("AgentUp")[0]["time"], run.events("Swept")[-1]["time"]
         assert abs(last - first - hours * 3600) < 60, "the command's own clock did not jump"
 
 
-def with_own_clock(directory: Path) -> dict[str, str]:
-    """An environment whose processes have a wall clock of their own: wrong by what `directory`/shift says."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("cc is needed to make a wall clock that can jump")
-    (directory / "clock.c").write_text(CLOCK)
-    (directory / "shift").write_bytes(struct.pack("=q", 0))
-    library = directory / "clock.so"
-    made = [compiler, "-shared", "-fPIC", "-o", str(library), str(directory / "clock.c"), "-ldl"]
-    subprocess.run(made, check=True, timeout=PATIENCE_S)
-    return {**os.environ, "LD_PRELOAD": str(library), "SHIFT_FILE": str(directory / "shift")}
-
-
 def test_keeps_at_most_the_limit_of_each_log_and_says_so(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(
-        "command: [sh, -c, 'printf 12345; echo 6789; echo err >&2']\ngpus_per_node: 0\nlogs: {limit: 7B}\n"
-    )
-    done = distlaunch("run", str(tmp_path / "job.yaml"))
+    command = "command: [sh, -c, 'printf 12345; echo 6789; echo err >&2']"
+    (tmp_path / "job.yaml").write_text(f"{command}\n{ONE}logs: {{limit: 7B}}\n")
+    done = distlaunch("run", str(tmp_path / "job.yaml"), status=0)
     (directory,) = (tmp_path / "runs").iterdir()
     kept = [(directory / name).read_text() for name in ("rank0.out", "rank0.err")]
-    assert (done.returncode, done.stdout, kept) == (0, "[node0:0] 123456789\n", ["1234567", "err\n"])
+    assert (done.stdout, kept) == ("[node0:0] 123456789\n", ["1234567", "err\n"])
+    beyond = "distlaunch: 3 bytes of output beyond logs.limit were not kept\n"
     assert "rank0.out has reached logs.limit: further output is not saved\n" in done.stderr
-    assert "3 bytes of output beyond logs.limit were not kept\n" in done.stderr
+    assert beyond in done.stderr
     shown = distlaunch("logs", str(directory))
     assert sorted(shown.stdout.splitlines()) == ["[node0:0] 1234567", "[node0:0] err"]
-    assert shown.stderr == "distlaunch: 3 bytes of output beyond logs.limit were not kept\n"
+    assert shown.stderr == beyond
 
 
 def test_says_that_the_run_directory_was_removed(tmp_path: Path) -> None:
-    job = write_job(tmp_path, worker("ready()\nwait()"), CPU)
-    with running(job) as run:
-        pids = run.wait_ready(2)
+    with running(write_job(tmp_path, SLEEPER, ONE)) as run:
+        pids = run.wait_ready(1)
         shutil.rmtree(run.run_directory())
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130
     wait_gone([*pids.values()], 0.0)
-    assert (
-        " was removed or renamed during the run: its logs are lost, or incomplete under the new name\n"
-        in run.stderr
-    )
+    assert " was removed or renamed during the run: its logs are lost, or incomplete under" in run.stderr
     assert not [*(tmp_path / "runs").iterdir()]

@@ -12,20 +12,11 @@ import pytest
 
 from tests.cluster.hosts import GONE_S, Site, parent_of
 from tests.cluster.workers import STUBBORN, worker
-from tests.faults import mangler
+from tests.faults import mangler, scenes
 from tests.faults.figures import Figures, Pace, fault
 from tests.faults.networks import inside, lossy, narrow
-from tests.faults.scenes import (
-    NOISE_S,
-    earlier_seen,
-    interrupted,
-    lost,
-    lost_within_s,
-    started_run,
-    starts,
-    there,
-)
-from tests.harness import PATIENCE_S, kill, open_gate, running, wait_gone
+from tests.faults.scenes import earlier_seen, interrupted, lost, lost_within_s, started_run, starts, there
+from tests.harness import PATIENCE_S, Run, kill, open_gate, running, wait_gone
 
 TOLD_S = 1.0
 """A broken link is told so soon."""
@@ -38,17 +29,13 @@ WORKING = """
         go.read()
     began = time.monotonic()
     if RANK == "2":
-        for _ in range(PRINTED // 100):
+        for _ in range(20_000):  # 2 MB, for which 1 Mbit/s takes 16 s
             os.write(1, b"x" * 99 + b"\\n")
         print("printed in", time.monotonic() - began, file=sys.stderr, flush=True)
     while time.monotonic() < began + SECONDS:
         print("still here", flush=True)
         time.sleep(0.5)
 """
-WORK_S = 25.0
-"""Longer than ssh's own patience, which is 19.4 s."""
-PRINTED = 2_000_000
-"""Bytes, for which 1 Mbit/s takes 16 s."""
 
 
 REDUCES = worker("""
@@ -64,32 +51,24 @@ REDUCES = worker("""
 
 def test_a_collective_between_nodes_that_are_cut_off_from_each_other_gets_advice(site: Site) -> None:
     with started_run(there(site, HOSTS[:2], REDUCES), 2) as (run, _):
-        reset = (
-            "-p",
-            "tcp",
-            "!",
-            "-i",
-            "lo",
-            "!",
-            "--dport",
-            "22",
-            "-j",
-            "REJECT",
-            "--reject-with",
-            "tcp-reset",
-        )
-        with site.bed.rule("host2", "INPUT", *reset):
+        others = ["-p", "tcp", "!", "-i", "lo", "!", "--dport", "22"]
+        with site.bed.rule("host2", "INPUT", *others, "-j", "REJECT", "--reject-with", "tcp-reset"):
             assert run.wait() == 1, run.stderr
         assert "check firewalls and NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME" in run.stderr
         assert " was lost" not in run.stderr
+
+
+def alarms(run: Run) -> int:
+    """How much was told that is no news."""
+    return sum(event["level"] != "info" for event in run.events("Message"))
 
 
 @pytest.mark.long
 @pytest.mark.once
 @pytest.mark.fault(50, "30 % loss to one node and from another, 1 Mbit/s from a third", promise="5, 10")
 def test_bad_lines_raise_no_alarm(site: Site, pace: Pace, figures: Figures) -> None:
-    work_s = max(WORK_S, pace.lease_s + 5.0)
-    script = WORKING.replace("PRINTED", str(PRINTED)).replace("SECONDS", str(work_s))
+    work_s = max(25.0, pace.lease_s + 5.0)  # longer than ssh's own patience, which is 19.4 s
+    script = WORKING.replace("SECONDS", str(work_s))
     os.mkfifo(site.directory / "go")
     go = os.open(site.directory / "go", os.O_RDWR)
     job = there(site, HOSTS, worker(script))
@@ -103,11 +82,10 @@ def test_bad_lines_raise_no_alarm(site: Site, pace: Pace, figures: Figures) -> N
         os.close(go)
         assert run.wait(work_s + PATIENCE_S) == 0, run.stderr
         took_s = time.monotonic() - began
-    alarms = [event["text"] for event in run.events("Message") if event["level"] != "info"]
-    figures("false alarms", len(alarms), at_most=0, unit="")
+    figures("false alarms", alarms(run), at_most=0, unit="")
     (printed,) = re.findall(r"printed in ([\d.]+)", run.stderr)
     figures("2 MB printed into 1 Mbit/s, in", float(printed), at_most=1.0)
-    assert (run.run_directory() / "rank2.out").read_bytes().count(b"x") == PRINTED * 99 // 100
+    assert (run.run_directory() / "rank2.out").read_bytes().count(b"x") == 20_000 * 99
     figures("from the workers' end to the run's", took_s - work_s, at_most=pace.stop_s + 15.0)
     site.assert_gone(before)
 
@@ -131,12 +109,8 @@ def test_slices_of_the_stream_lose_nothing(site: Site, figures: Figures) -> None
         site.assert_gone(before)
 
 
-CHATTY = worker("""
-    ready()
-    while True:
-        os.write(1, b"still here\\n")
-        time.sleep(0.05)
-""")
+CHATTY = worker("ready()\nwhile True:\n    os.write(1, b'still here\\n')\n    time.sleep(0.05)")
+CORRUPT = "Corrupted MAC|message authentication code incorrect"
 
 
 def mangle(site: Site, rank: int) -> None:
@@ -149,9 +123,6 @@ def reset(site: Site, rank: int) -> None:
 
 def kill_session(site: Site, rank: int) -> None:
     kill(parent_of(parent_of(parent_of(rank))))
-
-
-CORRUPT = "Corrupted MAC|message authentication code incorrect"
 
 
 @pytest.mark.parametrize(
@@ -171,8 +142,7 @@ def test_a_broken_connection_loses_its_node(
     job, before = there(site, ["host1", host2, "host3"], CHATTY), site.processes()
     with running(job, cwd=site.directory) as run:
         ranks = run.wait_ready(3)
-        agent = parent_of(ranks[1])
-        began = time.monotonic()
+        agent, began = parent_of(ranks[1]), time.monotonic()
         break_it(site, ranks[1])
         run.wait_for(" was lost")
         figures("until told", time.monotonic() - began, at_most=TOLD_S)
@@ -192,10 +162,10 @@ def test_a_node_that_is_cut_off_is_lost(site: Site, pace: Pace, figures: Figures
         began = time.monotonic()
         run.wait_for("host2 was lost")
         figures("told to be lost", time.monotonic() - began, at_most=lost_within_s(pace))
-        others = [started[0], started[2]]
-        figures("then the others gone", wait_gone(others, PATIENCE_S), at_most=pace.stop_s + 2.0)
+        took_s = wait_gone([started[0], started[2]], PATIENCE_S)
+        figures("then the others gone", took_s, at_most=pace.stop_s + 2.0)
         wait_gone([started[1]], PATIENCE_S)
-        limit_s = pace.lease_s + pace.stop_s + NOISE_S
+        limit_s = pace.lease_s + pace.stop_s + scenes.NOISE_S
         figures("its own ranks gone", time.monotonic() - began, at_most=limit_s)
         lost(run)
 
@@ -207,8 +177,7 @@ def test_a_node_that_is_cut_off_one_way_is_lost(site: Site, pace: Pace, figures:
     with started_run(there(site, HOSTS, STUBBORN, pace), 3) as (run, started):
         # Loopback is not cut: it is the network that is one-way.
         deaf = site.bed.rule("host2", "INPUT", "!", "-i", "lo", "-j", "DROP")
-        dumb = site.bed.rule("host3", "OUTPUT", "!", "-o", "lo", "-j", "DROP")
-        with deaf, dumb:
+        with deaf, site.bed.rule("host3", "OUTPUT", "!", "-o", "lo", "-j", "DROP"):
             began = time.monotonic()
             run.wait_for(" was lost")
             figures("the first told to be lost", time.monotonic() - began, at_most=lost_within_s(pace))
@@ -220,11 +189,11 @@ def test_a_node_that_is_cut_off_one_way_is_lost(site: Site, pace: Pace, figures:
 
 
 COUNTS = worker("""
+    import itertools
     ready()
-    counted = 0
-    while not os.path.exists("enough"):
+    for counted in itertools.count():
+        if os.path.exists("enough"): break
         print("still", counted, flush=True)
-        counted += 1
         time.sleep(0.02)
     print("in all", counted)
 """)
@@ -239,23 +208,21 @@ def test_survives_a_blip(site: Site, pace: Pace, figures: Figures) -> None:
         pace = Pace(pace.stop_s, 12.0, pace.keys | {"lease": "12s"})
     with running(there(site, HOSTS[:2], COUNTS, pace)) as run:
 
-        def heard() -> int:
-            return run.stdout.count("host2:1] still")
+        def heard(rank: int) -> int:
+            return run.stdout.count(f"host{rank + 1}:{rank}] still")
 
         starts(run, 0, 2)
         site.cut("host2")
         blip_s = pace.lease_s / 3
         time.sleep(blip_s)  # the fault itself
-        run.wait_until(lambda: run.stdout.count("host1:0] still") > heard() + blip_s * 12, "a rank behind")
-        before = heard()
-        began = time.monotonic()
+        run.wait_until(lambda: heard(0) > heard(1) + blip_s * 12, "a rank behind")
+        before, began = heard(1), time.monotonic()
         site.bed.call("heal", "host2")
         run.wait_for("host2:1] still", times=before + int(blip_s * 25))
         figures("heard again after", time.monotonic() - began, at_most=pace.lease_s)
         (site.directory / "enough").touch()
         assert run.wait() == 0, run.stderr
-        alarms = [event["text"] for event in run.events("Message") if event["level"] != "info"]
-        figures("alarms", len(alarms), at_most=0, unit="")
+        figures("alarms", alarms(run), at_most=0, unit="")
         *counts, last = (run.run_directory() / "rank1.out").read_text().splitlines()[1:]
         assert counts == [f"still {i}" for i in range(len(counts))]
         assert last == f"in all {len(counts)}"
@@ -273,12 +240,11 @@ def test_a_restart_waits_until_a_cut_off_node_is_fenced(site: Site, pace: Pace, 
         began = time.monotonic()
         run.wait_for("restart 1 of 1")
         wait_gone([started[1]], PATIENCE_S)
-        gone_at = time.time()
-        limit_s = pace.lease_s + pace.stop_s + NOISE_S
-        figures("old ranks on the cut host gone", time.monotonic() - began, at_most=limit_s)
+        gone_at, took_s = time.time(), time.monotonic() - began
+        figures("old ranks on the cut host gone", took_s, pace.lease_s + pace.stop_s + scenes.NOISE_S)
         limit_s = lost_within_s(pace) + pace.fence_s
         starts(run, 1, 2, within_s=limit_s + PATIENCE_S)
-        figures("the new attempt runs", time.monotonic() - began, at_most=limit_s + NOISE_S)
+        figures("the new attempt runs", time.monotonic() - began, at_most=limit_s + scenes.NOISE_S)
         figures("processes of the old one that it saw", earlier_seen(run, 1), 0, unit="")
         interrupted(run)
         assert "continuing with 2 of 2 nodes: host1, host3" in run.stderr

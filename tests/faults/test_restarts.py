@@ -11,23 +11,11 @@ import pytest
 
 from tests.cluster.hosts import Site, parent_of
 from tests.cluster.workers import SLEEPER, worker
+from tests.faults import scenes
 from tests.faults.figures import Figures, Pace
 from tests.faults.networks import closed, fell
-from tests.faults.scenes import (
-    NODE_LOST,
-    NOISE_S,
-    RANKS,
-    earlier_seen,
-    here,
-    interrupted,
-    started_run,
-    starts,
-    there,
-)
+from tests.faults.scenes import NOISE_S, RANKS, earlier_seen, here, interrupted, started_run, starts, there
 from tests.harness import ended_well, kill, open_gate, running, wait_gone
-
-CONNECT_S = 30.0
-REJOIN_S = 3.0
 
 
 @pytest.mark.fault(59, "a crash loop", promise="9")
@@ -77,18 +65,18 @@ def test_a_stolen_port_is_replaced_without_a_restart(tmp_path: Path, gate: Path,
 @pytest.mark.everywhere
 @pytest.mark.fault(61, "a node is lost, no spare is there, and it does not return", promise="8")
 def test_gives_up_where_no_node_can_replace_a_lost_one(site: Site, pace: Pace, figures: Figures) -> None:
-    timeouts = {"rejoin": f"{REJOIN_S:g}s"}
+    timeouts = {"rejoin": "3s"}
     job = there(site, ["host1", "host2"], SLEEPER, pace, restarts={"max": 1}, timeouts=timeouts)
     with started_run(job, 2) as (run, started):
         with closed(site.bed, "host2"):
             began = time.monotonic()
             kill(parent_of(started[1]))  # its guardian says that the node is clean: no fence
-            assert run.wait() == NODE_LOST
+            assert run.wait() == scenes.NODE_LOST
             took_s = time.monotonic() - began
         # A slurmd that refuses is asked again by srun for ten seconds.
-        limit_s = CONNECT_S if site.bed.launcher else REJOIN_S + pace.stop_s + 2.0
+        limit_s = 30.0 if site.bed.launcher else 3.0 + pace.stop_s + 2.0
         figures("gave up", took_s, at_most=limit_s)
-        assert took_s >= REJOIN_S
+        assert took_s >= 3.0
         assert "host2 was lost: its agent exited;" in run.stderr
         assert "only 1 of 2 required nodes available after waiting 3 s (timeouts.rejoin)" in run.stderr
         assert run.stdout.count(" of attempt ") == 2
@@ -96,8 +84,6 @@ def test_gives_up_where_no_node_can_replace_a_lost_one(site: Site, pace: Pace, f
 
 
 THERE = ["host1", "host2", "host3"]
-PROMISED_MS = 50.0
-"""From a worker's death to the next attempt's exec, where the others end at SIGTERM."""
 SHELL = ["/bin/sh", "-c", "echo ready $RANK $$ of attempt $TORCHELASTIC_RESTART_COUNT; exec sleep 1000"]
 """A worker that ends at SIGTERM, and whose start costs next to nothing."""
 
@@ -119,9 +105,9 @@ def test_restarts_in_place(tmp_path: Path, nodes: str, figures: Figures) -> None
         interrupted(run)
         started_at = [event["time"] for event in run.events("WorkerStarted")]
     assert len(started_at) == 2 * RANKS
+    # The promise is a tenth of this, on a machine that does nothing else, where the others end at SIGTERM.
     took_ms = 1000 * (max(started_at) - killed_at)
-    # Generous: the promise is for a machine that does nothing else.
-    figures("until the last exec of the next attempt", took_ms, at_most=10 * PROMISED_MS, unit="ms")
+    figures("until the last exec of the next attempt", took_ms, at_most=500.0, unit="ms")
 
 
 MEETS = worker("""
@@ -142,11 +128,10 @@ def test_a_spare_takes_the_place_of_a_lost_node(site: Site, pace: Pace, figures:
         with closed(site.bed, "host1"):
             began = time.monotonic()
             fell(site.bed, "host1", before)
-            # sshd's end reaches us at once; srun tells of slurmstepd's only when Slurm has noticed.
-            at_most_s = pace.lease_s * 1.5 if site.bed.launcher else 1.0
             run.wait_for("host1 was lost")
             told_s = time.monotonic() - began
-            figures("told", told_s, at_most=at_most_s)
+            # sshd's end reaches us at once; srun tells of slurmstepd's only when Slurm has noticed.
+            figures("told", told_s, at_most=pace.lease_s * 1.5 if site.bed.launcher else 1.0)
             wait_gone([started[0]], 2.0)
             starts(run, 1, 2)
             limit_s = told_s + pace.fence_s + 5.0  # it can't say any more that it is empty
@@ -155,9 +140,9 @@ def test_a_spare_takes_the_place_of_a_lost_node(site: Site, pace: Pace, figures:
         assert earlier_seen(run, 1) == 0
         run.wait_for("continuing with 2 of 2 nodes: host2, host3")
         # ssh knows a host's address, Slurm its name.
-        names = {name: name if site.bed.launcher else site.bed.hosts[name].address for name in THERE}
-        first, second = names[THERE[0]], names[THERE[1]]
-        assert [name.decode() for name in MASTERS.findall(run.out)] == [first, first, second, second]
+        addresses = [site.bed.hosts[host].address for host in THERE]
+        first, second, _ = (name.encode() for name in (THERE if site.bed.launcher else addresses))
+        assert MASTERS.findall(run.out) == [first, first, second, second]
         interrupted(run)
 
 
@@ -174,29 +159,26 @@ STANDS = worker("""
         time.sleep(0.1)
 """)
 PY_SPY = shutil.which("py-spy", path=str(Path(sys.executable).parent))
-STALL_S = 2.0
-SETTLE_S, DUMP_S = 2.0, 10.0
-"""So long a stall is let spread; so long stacks may take."""
+TOLD_S, DUMP_S = 2.0 * 1.25 + 2.0 + 2.0 / 8, 10.0
+"""So long may a stall of 2 s take to be told, which is let spread for 2 s; so long stacks may take."""
 
 
 @pytest.mark.skipif(PY_SPY is None, reason="py-spy is missing")
 @pytest.mark.fault(78, "a rank stalls, with on_stall: restart", promise="8")
 def test_names_and_restarts_a_stalled_rank(tmp_path: Path, figures: Figures) -> None:
-    keys = {"timeouts": {"stall": f"{STALL_S:g}s"}, "on_stall": "restart", "restarts": {"max": 1}}
+    keys = {"timeouts": {"stall": "2s"}, "on_stall": "restart", "restarts": {"max": 1}}
     with running(here(tmp_path, STANDS, nodes=2, **keys)) as run:
         pid = starts(run, 0, 2)[1]
         began = time.monotonic()
         run.wait_for("stalled: ")
-        told_s = STALL_S * 1.25 + SETTLE_S + STALL_S / 8
-        figures("told", time.monotonic() - began, at_most=told_s + NOISE_S)
+        figures("told", time.monotonic() - began, at_most=TOLD_S + NOISE_S)
         run.wait_for("rank 1 is blocked in: ")
-        figures("its stack told", time.monotonic() - began, at_most=told_s + DUMP_S)
+        figures("its stack told", time.monotonic() - began, at_most=TOLD_S + DUMP_S)
         assert run.wait() == 0, run.stderr
-        words = rf"rank 1 \(node1, pid {pid}\): no output, CPU or GPU use"
-        assert re.search(rf"stalled: {words} for 2 s; rank 0 is still active", run.stderr)
-        assert re.search(
-            r"is blocked in: wait \(worker.py:\d+\) < wait_for_nobody \(worker.py:\d+\)", run.stderr
-        )
+        words = f"rank 1 (node1, pid {pid}): no output, CPU or GPU use"
+        assert f"stalled: {words} for 2 s; rank 0 is still active" in run.stderr
+        stack = r"wait \(worker.py:\d+\) < wait_for_nobody \(worker.py:\d+\)"
+        assert re.search(f"is blocked in: {stack}", run.stderr)
         assert "rank 1 (node1) stalled for 2 s; restart 1 of 1" in run.stderr
         assert "finished" in run.stderr
         assert "wait_for_nobody" in (run.run_directory() / "rank1.stack").read_text()

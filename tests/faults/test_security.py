@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import re
-import signal
 import stat
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -21,6 +20,7 @@ from distlaunch.errors import JobError, UsageError
 from distlaunch.job.keys import reference
 from distlaunch.schedulers import job_keys
 from distlaunch.transports.handshake import SCRIPT
+from tests import harness
 from tests.cluster.hosts import Node, Site, parent_of
 from tests.cluster.odd_hosts import UNREACHABLE
 from tests.cluster.workers import SLEEPER, worker
@@ -28,50 +28,29 @@ from tests.faults.agents import FLOOD_BEFORE_THE_START, LIES, NO_HELLO, Lie, pyt
 from tests.faults.figures import Figures, fault
 from tests.faults.memory import Meter, bare_mib
 from tests.faults.networks import listening
-from tests.faults.scenes import NODE_LOST, ONE, there
-from tests.harness import (
-    PATIENCE_S,
-    children_of,
-    command_line,
-    distlaunch,
-    on_a_terminal,
-    open_gate,
-    program,
-    running,
-    write_job,
-)
+from tests.faults.scenes import NODE_LOST, ONE, interrupted, there
+from tests.harness import PATIENCE_S, children_of, command_line, distlaunch, program, running, write_job
 
-USAGE = 2
-CONTROLLER_MIB = 64.0
-CONNECT_S = 30.0
-
-
-def environment(pid: int) -> bytes:
-    """A process's environment, as it was at its start."""
-    return Path(f"/proc/{pid}/environ").read_bytes()
-
-
+USAGE, CONNECT_S = 2, 30.0
 OPTION = "-oProxyCommand=touch$IFS$0pwned"
-HOSTS: dict[str, dict[str, Any]] = {
-    "a word": {"nodes": [OPTION]},
-    "after a user": {"nodes": [f"me@{OPTION}"]},
-    "a mapping": {"nodes": [{"host": OPTION, "procs": 1}]},
-    "a range": {"nodes": ["-oProxyCommand=x[1-2]"]},
-    "in a hostfile": {"hostfile": "hosts"},
-    "an endpoint": {"nodes": 2, "rendezvous": {"endpoint": "-oProxyCommand=x:29500"}},
-}
+HOSTS: list[dict[str, Any]] = [
+    {"nodes": [OPTION]},
+    {"nodes": [f"me@{OPTION}"]},
+    {"nodes": [{"host": OPTION, "procs": 1}]},
+    {"nodes": ["-oProxyCommand=x[1-2]"]},
+    {"hostfile": "hosts"},
+    {"nodes": 2, "rendezvous": {"endpoint": "-oProxyCommand=x:29500"}},
+]
 
 
 @pytest.mark.fault(64, "a host named -oProxyCommand=…", promise="11")
-def test_a_host_that_looks_like_an_option_is_refused(site: Site, figures: Figures) -> None:
-    (site.directory / "hosts").write_text(f"{OPTION} slots=1\n")
-    for name, keys in HOSTS.items():
-        job = site.directory / "hostile.yaml"
-        job.write_text(json.dumps({"command": ["true"], "gpus_per_node": 0, **keys}))
-        done = distlaunch("run", str(job), cwd=site.directory)
-        assert done.returncode == USAGE, (name, done.stderr)
-        assert "a host name can't begin with a dash" in done.stderr, (name, done.stderr)
-    assert not list(site.directory.rglob("pwned"))
+def test_a_host_that_looks_like_an_option_is_refused(tmp_path: Path, figures: Figures) -> None:
+    (tmp_path / "hosts").write_text(f"{OPTION} slots=1\n")
+    for keys in HOSTS:
+        (tmp_path / "job.yaml").write_text(json.dumps({"command": ["true"], "gpus_per_node": 0, **keys}))
+        done = distlaunch("run", "job.yaml", cwd=tmp_path, status=USAGE)
+        assert "a host name can't begin with a dash" in done.stderr, (keys, done.stderr)
+    assert not list(tmp_path.rglob("pwned"))
     figures("ways to name it, all refused", len(HOSTS), unit="")
 
 
@@ -87,8 +66,7 @@ def injections(pwned: Path) -> list[str]:
 
 RECORDING = worker("""
     import json
-    seen = {"argv": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ)}
-    json.dump(seen, open("seen.json", "w"))
+    json.dump({"argv": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ)}, open("seen.json", "w"))
     ready()
     wait()
 """)
@@ -99,7 +77,9 @@ def test_shell_code_in_texts_reaches_no_shell(site: Site, figures: Figures) -> N
     pwned = site.directory / "pwned"
     texts = injections(pwned)
     everything = "".join(texts)
-    assert_dangerous(everything, pwned)
+    subprocess.run(["sh", "-c", f"true {everything}"], capture_output=True, check=False, timeout=PATIENCE_S)
+    assert pwned.exists(), "a shell that is given this text is not taken in"
+    pwned.unlink()
     place = site.directory / everything
     place.mkdir(parents=True)
     (place / "worker.py").write_text(RECORDING)
@@ -134,24 +114,7 @@ def test_shell_code_in_texts_reaches_no_shell(site: Site, figures: Figures) -> N
     figures("texts that arrived as they were", len(texts) + len(shared) + len(own) + 6, unit="")
 
 
-def assert_dangerous(text: str, pwned: Path) -> None:
-    """A shell that is given this text is taken in."""
-    subprocess.run(["sh", "-c", f"true {text}"], capture_output=True, check=False, timeout=PATIENCE_S)
-    assert pwned.exists()
-    pwned.unlink()
-
-
-def with_text(keys: dict[str, Any], path: str, kind: str, text: str) -> dict[str, Any]:
-    """`keys`, with the key at `path` holding `text`: in a list or mapping where it takes one."""
-    value: Any = text
-    if kind.startswith("a list"):
-        value = [text]
-    elif kind.endswith("a map of settings"):
-        value = {"NAME": text}
-    return _placed(keys, path.split("."), value)
-
-
-def _placed(within: dict[str, Any], path: list[str], value: Any) -> dict[str, Any]:
+def with_text(within: dict[str, Any], path: list[str], value: Any) -> dict[str, Any]:
     """A mapping with a value at the end of a path such as ``a``, ``b[]``, ``c``."""
     first, *rest = path
     key = first.removesuffix("[]")
@@ -160,8 +123,8 @@ def _placed(within: dict[str, Any], path: list[str], value: Any) -> dict[str, An
     inner = within.get(key)
     if first != key:
         (item,) = inner if isinstance(inner, list) and isinstance(inner[0], dict) else [{}]
-        return {**within, key: [_placed({"host": "host1", **item} if key == "nodes" else item, rest, value)]}
-    return {**within, key: _placed(inner if isinstance(inner, dict) else {}, rest, value)}
+        return {**within, key: [with_text({"host": "host1"} | item if key == "nodes" else item, rest, value)]}
+    return {**within, key: with_text(inner if isinstance(inner, dict) else {}, rest, value)}
 
 
 @pytest.mark.long
@@ -170,22 +133,19 @@ def test_shell_code_in_a_key_reaches_no_shell(site: Site, figures: Figures) -> N
     """Most keys refuse such a text when the file is read; with each of the others the job is run."""
     pwned = site.directory / "pwned"
     text = "".join(injections(pwned))
-    base: dict[str, Any] = {
-        "nodes": [{"host": "host1"}],
-        "gpus_per_node": 0,
-        "ssh": {"config": "ssh_config"},
-        "timeouts": {"connect": "10s"},
-    }
+    base: dict[str, Any] = {"nodes": [{"host": "host1"}], "gpus_per_node": 0, "timeouts": {"connect": "10s"}}
+    base["ssh"] = {"config": "ssh_config"}
+    before, numbers, accepted = site.processes(), itertools.count(), []
 
     def job_with(path: str, kind: str, code: str) -> Path:
         keys = base if path in ("script", "module", "command") else {**base, "command": ["true"]}
+        value: Any = [code] if kind.startswith("a list") else code
+        value = {"NAME": code} if kind.endswith("a map of settings") else value
         job = site.directory / f"{next(numbers)}.yaml"
-        job.write_text(json.dumps(with_text(keys, path, kind, code)))
+        job.write_text(json.dumps(with_text(keys, path.split("."), value)))
         return job
 
-    before, numbers = site.processes(), itertools.count()
     rows = [(path, kind) for path, kind, _, _ in reference(job_keys())]
-    accepted = []
     for path, kind in rows:
         with pytest.raises(JobError):
             load_job(str(job_with(path, kind, "a\0b")))
@@ -219,15 +179,9 @@ def test_shell_code_in_a_key_reaches_no_shell(site: Site, figures: Figures) -> N
 ALIASES = "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
 YAMLS = {
     "a billion laughs": (f"a0: &a0 [x]\n{ALIASES}", "aliases"),
-    "an object of Python": (
-        "script: !!python/object/apply:os.system ['touch pwned']",
-        "expected a non-empty string",
-    ),
+    "an object of Python": ("script: !!python/object/apply:os.system ['touch pwned']", "a non-empty string"),
     "a call of Python": ("script: a\nname: !!python/object/apply:os.system 'touch pwned'", ""),
     "a name of Python": ("script: a\nname: !!python/name:os.system ''", ""),
-    "a deep list": ("[" * 100_000, "more than 20 levels deep"),
-    "a deep mapping": ("{a: " * 100_000, "more than 20 levels deep"),
-    "more than 1 MiB": (f"script: a\nargs: [{'x,' * 600_000}]", "larger than 1 MiB"),
     "half a million values": (f"script: a\nargs: [{'x,' * 500_000}]", ""),
     "a million hosts": (f"script: a\nnodes: ['{'[1-99]' * 100_000}']", "names more than"),
     "a long decimal number": (f"script: a\nname: {'1' * 1_000_000}", ""),
@@ -243,11 +197,11 @@ YAML_S = 10.0
 @pytest.mark.long
 @pytest.mark.fault(66, "YAML that runs code, grows or nests", promise="11")
 def test_hostile_yaml_runs_nothing_and_stays_small(tmp_path: Path, figures: Figures) -> None:
-    meter, met = Meter(tmp_path), []
+    meter, met = Meter(tmp_path), list[tuple[float, float]]()
     for name, (text, words) in YAMLS.items():
         (tmp_path / "job.yaml").write_text(text)
-        options = ("--set", "gpus_per_node=0")
-        done = distlaunch("dry-run", "job.yaml", *options, cwd=tmp_path, executable=meter.program)
+        argv = ("dry-run", "job.yaml", "--set", "gpus_per_node=0")
+        done = distlaunch(*argv, cwd=tmp_path, executable=meter.program)
         met.append((meter.cpu_s, meter.over_bare_mib))
         refused = done.returncode == USAGE and words in done.stderr
         assert refused or (not words and done.returncode == 0), (name, done.returncode, done.stderr[-200:])
@@ -275,8 +229,8 @@ def test_a_secret_of_the_environment_is_shown_nowhere(site: Site, figures: Figur
         texts = {str(path): path.read_text(errors="replace") for path in run.run_directory().iterdir()}
         texts |= {"stdout": run.stdout, "stderr": run.stderr}
     for style in ("table", "shell", "torchrun", "json"):
-        done = distlaunch("dry-run", str(job), "--format", style, "--set", "nodes=[host1, host2]", **options)
-        assert done.returncode == 0, done.stderr
+        argv = ("dry-run", str(job), "--format", style, "--set", "nodes=[host1, host2]")
+        done = distlaunch(*argv, **options, status=0)
         texts[f"dry-run --format {style}"] = done.stdout + done.stderr
     figures("argvs with it", sum(SECRET in " ".join(argv) for argv in argvs), at_most=0, unit="")
     figures("outputs and files with it", sum(SECRET in text for text in texts.values()), at_most=0, unit="")
@@ -291,8 +245,7 @@ def test_files_are_private_under_umask_0(tmp_path: Path, figures: Figures) -> No
     with running(write_job(tmp_path, text, "nodes: 2\ngpus_per_node: 0"), **options) as run:
         run.wait_ready(2)
         made = [tmp_path / "runs", *(tmp_path / "runs").rglob("*"), *scratch.rglob("*")]
-        run.process.send_signal(signal.SIGINT)
-        assert run.wait() == 130
+        interrupted(run)
         made += [path for path in run.run_directory().iterdir() if path not in made]
         modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in made if path.exists()}
     assert {path.name for path in modes} >= {"plan.json", "events.jsonl", "summary.json", "rank1.out"}
@@ -303,23 +256,22 @@ def test_files_are_private_under_umask_0(tmp_path: Path, figures: Figures) -> No
     assert {modes[path] for path in private} == {0o700, 0o600}
 
 
-PLANTS: dict[str, Callable[[Path, Path], None]] = {"symbolic": os.symlink, "hard": os.link}
-
-
 @pytest.mark.fault(68, "links planted where files will be", promise="11")
-@pytest.mark.parametrize("kind", PLANTS)
-def test_planted_links_are_not_followed(kind: str, tmp_path: Path, gate: Path, figures: Figures) -> None:
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_planted_links_are_not_followed(
+    link: Callable[[Path, Path], None], tmp_path: Path, gate: Path, figures: Figures
+) -> None:
     text = worker("ready(); open('gate').read(); os.write(2, b'words\\n')")
     names = ("rank0.err", "summary.json")
     with running(write_job(tmp_path, text, ONE)) as run:
         run.wait_ready(1)
         for name in names:
             (tmp_path / name).write_text("mine")
-            PLANTS[kind](tmp_path / name, run.run_directory() / name)
-        open_gate(gate)
+            link(tmp_path / name, run.run_directory() / name)
+        harness.open_gate(gate)
         assert run.wait() == 0, run.stderr
     reached = [name for name in names if (tmp_path / name).read_text() != "mine"]
-    figures(f"{kind} links followed", len(reached), at_most=0, unit="")
+    figures(f"followed, made by {link.__name__}", len(reached), at_most=0, unit="")
     assert len(re.findall("is being lost|could not be written", run.stderr)) == 1, run.stderr
 
 
@@ -329,7 +281,7 @@ NAMES = [
 ]
 KEPT = re.compile(
     r"runs/[^/]+-[0-9-]*-[0-9a-f]{8}/"
-    r"(plan\.json|events\.jsonl|status\.json|summary\.json|output\.index|evidence\.jsonl|requests|rank\d+\.(out|err))"
+    r"((plan|status|summary)\.json|(events|evidence)\.jsonl|output\.index|requests|rank\d+\.(out|err))"
 )
 """The files of a run."""
 
@@ -340,8 +292,7 @@ def test_names_lead_to_no_other_directory(tmp_path: Path, figures: Figures) -> N
     place.mkdir(parents=True)
     for name in NAMES:
         keys = {"name": name, "command": ["echo", "word"], "gpus_per_node": 0}
-        done = distlaunch("run", "-", input=json.dumps(keys), cwd=place)
-        assert done.returncode == 0, (name, done.stderr)
+        distlaunch("run", "-", input=json.dumps(keys), cwd=place, status=0)
     found = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(found) == 7 * len(NAMES)
     figures("files elsewhere", len(strange(found, place)), at_most=0, unit="")
@@ -379,16 +330,16 @@ def worker_of(code: str) -> dict[str, Any]:
 
 
 RECORD = {"message": {"message": "m", "extraInfo": {"py_callstack": BYTES.decode(errors="replace")}}}
+RECORDS = f"""
+import json, os
+json.dump({RECORD!r}, open(os.environ["TORCHELASTIC_ERROR_FILE"], "w"))
+1 / 0
+"""
 SPEAKERS: dict[str, tuple[str, dict[str, Any]]] = {
     "stdout": ("run", worker_of(f"import os; os.write(1, {BYTES!r})")),
     "stderr": ("run", worker_of(f"import os; os.write(2, {BYTES!r})")),
     "last output": ("run", worker_of(f"import os; os.write(2, {BYTES!r}); os._exit(3)")),
-    "an error record": (
-        "run",
-        worker_of(
-            f"import json, os; json.dump({RECORD!r}, open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w')); 1 / 0"
-        ),
-    ),
+    "an error record": ("run", worker_of(RECORDS)),
     "a node's interpreter": ("run", {**worker_of(""), "python": "./speaking"}),
     "a key of the job file": ("run", {**worker_of(""), "".join(COMMANDS): 1}),
     "a value of the job file": ("run", {**worker_of(""), "backend": "".join(COMMANDS)}),
@@ -410,9 +361,10 @@ def test_terminal_commands_are_escaped(speaker: str, log: str, tmp_path: Path, f
     """On the terminal only: what a rank prints is kept as it was."""
     command, keys = SPEAKERS[speaker]
     (tmp_path / "job.yaml").write_text(json.dumps(keys))
-    says = f"#!{sys.executable} -IS\nimport os\nos.write(2, {BYTES!r})\nos._exit(3)\n"
-    program(tmp_path / "speaking", says)
-    _, shown = on_a_terminal(*command.split(), str(tmp_path / "job.yaml"))
+    program(
+        tmp_path / "speaking", f"#!{sys.executable} -IS\nimport os; os.write(2, {BYTES!r}); os._exit(3)\n"
+    )
+    _, shown = harness.on_a_terminal(*command.split(), str(tmp_path / "job.yaml"))
     figures(f"{speaker}: terminal commands obeyed", len(obeyed(shown)), at_most=0, unit="")
     assert b"\\" in shown, shown
     if log:
@@ -422,11 +374,13 @@ def test_terminal_commands_are_escaped(speaker: str, log: str, tmp_path: Path, f
 
 @pytest.mark.fault(71, "LD_PRELOAD and PYTHONPATH in the job's env", promise="11")
 def test_preloads_of_the_job_reach_workers_only(site: Site, figures: Figures) -> None:
-    hooks = site.directory / "hooks"
+    hooks, note = site.directory / "hooks", site.directory / "hooked"
     hooks.mkdir()
-    (hooks / "sitecustomize.py").write_text(
-        f"import os; print(os.getpid(), file=open({str(site.directory / 'hooked')!r}, 'a'))"
-    )
+    (hooks / "sitecustomize.py").write_text(f"import os; print(os.getpid(), file=open({str(note)!r}, 'a'))")
+
+    def has_them(pid: int) -> bool:
+        return str(hooks).encode() in Path(f"/proc/{pid}/environ").read_bytes()
+
     env = {"PYTHONPATH": str(hooks), "LD_PRELOAD": str(hooks / "missing.so")}
     job = there(site, ["host1", "localhost"], SLEEPER, env=env)
     with running(job) as run:
@@ -435,11 +389,10 @@ def test_preloads_of_the_job_reach_workers_only(site: Site, figures: Figures) ->
         for pid in workers:
             while (pid := parent_of(pid)) not in (0, 1, os.getpid()):
                 above.add(pid)
-        others = [pid for pid in above if str(hooks).encode() in environment(pid)]
-        assert all(str(hooks).encode() in environment(pid) for pid in workers)
-        run.process.send_signal(signal.SIGINT)
-        assert run.wait() == 130
-    hooked = {int(line) for line in (site.directory / "hooked").read_text().split()}
+        others = [pid for pid in above if has_them(pid)]
+        assert all(has_them(pid) for pid in workers)
+        interrupted(run)
+    hooked = {int(line) for line in note.read_text().split()}
     figures("processes above the workers with the variables", len(others), at_most=0, unit="")
     figures("others that were hooked", len(hooked - workers), at_most=0, unit="")
     assert hooked == workers
@@ -449,15 +402,6 @@ def test_preloads_of_the_job_reach_workers_only(site: Site, figures: Figures) ->
 
 LINE_BYTES = 65536
 """No line of what people are told is longer: it may be a node's words."""
-
-
-class Met(NamedTuple):
-    """How a run with hostile agents went."""
-
-    status: int
-    longest: int
-    took_s: float
-    memory_mib: float
 
 
 def prepared(site: Site, number: int, lies: Mapping[str, Lie], good: Sequence[str] = ("host1",)) -> Path:
@@ -476,8 +420,11 @@ def prepared(site: Site, number: int, lies: Mapping[str, Lie], good: Sequence[st
     return directory
 
 
-def meet(directory: Path, lies: Mapping[str, Lie], meter: Meter) -> Met:
-    """Run the job: every lie is said, and told of as it should be, and nothing else is written."""
+def meet(directory: Path, lies: Mapping[str, Lie], meter: Meter) -> tuple[int, int, float]:
+    """Run the job: every lie is said, and told of as it should be, and nothing else is written.
+
+    Its status, the longest line that was told, and the seconds that it took.
+    """
     own, began = set(directory.rglob("*")), time.monotonic()
     done = distlaunch("run", str(directory / "job.yaml"), executable=meter.program)
     took_s = time.monotonic() - began
@@ -492,8 +439,7 @@ def meet(directory: Path, lies: Mapping[str, Lie], meter: Meter) -> Met:
         assert bool(done.returncode) == bool(lie.told), (name, *context)
     made = {path for path in directory.rglob("*") if path.is_file()} - own - {meter.result, meter.program}
     assert not strange(made, directory), context
-    longest = max(map(len, done.stderr.splitlines()))
-    return Met(done.returncode, longest, took_s, meter.over_bare_mib)
+    return done.returncode, max(map(len, done.stderr.splitlines())), took_s
 
 
 @pytest.mark.long
@@ -508,12 +454,13 @@ def test_lies_of_agents_harm_nobody_else(site: Site, figures: Figures) -> None:
     directories.append(prepared(site, len(directories), FLOOD_BEFORE_THE_START, good=()))
     meters = [Meter(directory) for directory in directories]
     with ThreadPoolExecutor(3) as pool:
-        met = list(pool.map(meet, directories, [*groups.values(), FLOOD_BEFORE_THE_START], meters))
+        met = pool.map(meet, directories, [*groups.values(), FLOOD_BEFORE_THE_START], meters)
+        statuses, longest, took_s = zip(*met, strict=True)
     site.assert_gone(before)
-    assert met[-1].status == NODE_LOST
-    figures("the slowest run", max(each.took_s for each in met), at_most=2 * CONNECT_S)
-    figures("most memory", max(each.memory_mib for each in met), at_most=CONTROLLER_MIB, unit="MiB")
-    figures("the longest line told", max(each.longest for each in met), at_most=LINE_BYTES, unit="bytes")
+    assert statuses[-1] == NODE_LOST
+    figures("the slowest run", max(took_s), at_most=2 * CONNECT_S)
+    figures("most memory", max(meter.over_bare_mib for meter in meters), at_most=64.0, unit="MiB")
+    figures("the longest line told", max(longest), at_most=LINE_BYTES, unit="bytes")
 
 
 @pytest.mark.fault(73, "sockets that listen, before, during and after", promise="11")
@@ -529,8 +476,7 @@ def test_no_socket_listens_for_a_run(site: Site, figures: Figures) -> None:
         run.wait_ready(3)
         assert os.stat(f"/proc/{run.process.pid}/ns/net") == os.stat(f"/proc/{hosts[3].pid}/ns/net")
         during = {host.name: listening(host) for host in hosts}
-        run.process.send_signal(signal.SIGINT)
-        assert run.wait() == 130
+        interrupted(run)
     after = {host.name: listening(host) for host in hosts}
     for when, found in (("while it runs", during), ("after it", after)):
         more = {name: found[name] ^ before[name] for name in found if found[name] != before[name]}

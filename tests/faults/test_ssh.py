@@ -10,23 +10,12 @@ import pytest
 
 from tests.cluster import odd_hosts
 from tests.cluster.hosts import Node, Site
-from tests.cluster.odd_hosts import (
-    Bad,
-    assert_each_told,
-    assert_ran,
-    assert_refused,
-    run_behind,
-    told_s,
-    with_python,
-    with_python_of,
-)
+from tests.cluster.odd_hosts import Bad, assert_ran, assert_refused, told_s, with_python, with_python_of
 from tests.faults.agents import NAMELESS, python_with
 from tests.faults.figures import Figures, Pace, fault
 
-CONNECT_S = 30.0
-"""The default of timeouts.connect."""
-TELLING_S = 1.0
-"""What it takes to say what is wrong once the time is over."""
+CONNECT_S, TELLING_S = 30.0, 1.0
+"""The default of timeouts.connect, and what it takes to say what is wrong once the time is over."""
 
 
 @pytest.fixture(scope="session")
@@ -44,15 +33,8 @@ printf '\001\0\0\0\0\377\377\377\377\033[2J'
 head -c 50000 /dev/urandom
 echo 'stderr too' >&2
 """
-RC_FILES = {
-    "bash": ".bashrc",
-    "csh": ".cshrc",
-    "fish": ".config/fish/config.fish",
-    "tcsh": ".tcshrc",
-    "zsh": ".zshenv",
-}
-
-
+RC_FILES = {"bash": ".bashrc", "csh": ".cshrc", "fish": ".config/fish/config.fish"}
+RC_FILES |= {"tcsh": ".tcshrc", "zsh": ".zshenv"}
 READS = {"with a limit": "read -t 1 x\ntimeout 1 cat > /dev/null", "a line": "read x"}
 
 
@@ -64,7 +46,7 @@ READS = {"with a limit": "read -t 1 x\ntimeout 1 cat > /dev/null", "a line": "re
     ],
 )
 def test_runs_behind_an_rc_file(shell: str, text: str, site: Site, figures: Figures) -> None:
-    ended = run_behind(site, shell, RC_FILES[shell], text)
+    ended = odd_hosts.run_behind(site, shell, RC_FILES[shell], text)
     figures("the whole run", ended.took_s, at_most=CONNECT_S)
 
 
@@ -73,35 +55,36 @@ def of_another_version(site: Site, name: str) -> Node:
     return {"host": site.name(name, "host2"), "python": python_with(site.directory / "newer", patch)}
 
 
-PERMISSION = r"Permission denied \(password\)"
 NOT_KNOWN = "host key not accepted"
-CHANGED_KEY = r"REMOTE HOST IDENTIFICATION HAS CHANGED"
-UNUSABLE = {
-    (36, "no python, or too old a one"): {
-        "not-in-path": Bad(with_python("no-such-python"), "no python", r"no-such-python"),
-        "not-there": Bad(with_python("/nowhere/bin/python3"), "no python", r"/nowhere/bin/python3"),
-        "none": Bad(odd_hosts.no_python_at_all, "no python", re.escape(sys.executable) + r".* python3$"),
-        "python-2-7": Bad(with_python_of("2.7"), "python too old", r"Unknown option: -I"),
-        "python-3-6": Bad(with_python_of("3.6"), "python too old", r"3\.6\.\d"),
-        "python-3-7": Bad(with_python_of("3.7"), "python too old", r"3\.7\.\d"),
-    },
-    (37, "an agent of another version"): {
-        "newer": Bad(of_another_version, "protocol error", r"speaks protocol \d+, not \d+"),
-    },
-    (40, "an unknown or changed host key"): {
-        "changed": Bad(odd_hosts.another_host_key, "host key changed", CHANGED_KEY),
-        "unknown": Bad(odd_hosts.no_known_host_key, NOT_KNOWN, r"No \S+ host key is known for unknown"),
-        "asks": Bad(odd_hosts.a_host_key_to_ask_about, NOT_KNOWN, r"Host key verification failed"),
-    },
-    (41, "a server that asks for a password"): {
-        "asks": Bad(odd_hosts.asks_for_a_password, "authentication failed", PERMISSION),
-    },
+NO_PYTHON = re.escape(sys.executable) + r".* python3$"
+NEWER = Bad(of_another_version, "protocol error", r"speaks protocol \d+, not \d+")
+PASSWORD = Bad(odd_hosts.asks_for_a_password, "authentication failed", r"Permission denied \(password\)")
+PYTHONS = {
+    "not-in-path": Bad(with_python("no-such-python"), "no python", r"no-such-python"),
+    "not-there": Bad(with_python("/nowhere/bin/python3"), "no python", r"/nowhere/bin/python3"),
+    "none": Bad(odd_hosts.no_python_at_all, "no python", NO_PYTHON),
+    "python-2-7": Bad(with_python_of("2.7"), "python too old", r"Unknown option: -I"),
+    "python-3-6": Bad(with_python_of("3.6"), "python too old", r"3\.6\.\d"),
+    "python-3-7": Bad(with_python_of("3.7"), "python too old", r"3\.7\.\d"),
+}
+KEYS = {
+    "changed": Bad(odd_hosts.another_host_key, "host key changed", "REMOTE HOST IDENTIFICATION HAS CHANGED"),
+    "unknown": Bad(odd_hosts.no_known_host_key, NOT_KNOWN, r"No \S+ host key is known for unknown"),
+    "asks": Bad(odd_hosts.a_host_key_to_ask_about, NOT_KNOWN, r"Host key verification failed"),
 }
 
 
-@pytest.mark.parametrize("bad", [fault(*of, "8, 11", bad) for of, bad in UNUSABLE.items()])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        fault(36, "no python, or too old a one", "8, 11", PYTHONS),
+        fault(37, "an agent of another version", "8, 11", {"newer": NEWER}),
+        fault(40, "an unknown or changed host key", "8, 11", KEYS),
+        fault(41, "a server that asks for a password", "8, 11", {"asks": PASSWORD}),
+    ],
+)
 def test_tells_why_a_host_is_unusable(bad: Mapping[str, Bad], site: Site, figures: Figures) -> None:
-    figures("until told", told_s(assert_each_told(site, bad)), at_most=CONNECT_S)
+    figures("until told", told_s(odd_hosts.assert_each_told(site, bad)), at_most=CONNECT_S)
 
 
 @pytest.mark.fault(38, "sshd drops connections (MaxStartups 2:100:2)", promise="8")
@@ -116,8 +99,10 @@ def test_retries_at_a_server_that_sheds_load(site: Site, figures: Figures) -> No
     figures("until all 8 had run", ended.took_s, at_most=CONNECT_S)
 
 
+# Says to each that calls what an sshd says to those whose logins failed, from OpenSSH 9.8 on.
 COUNTING = """
 import os
+calls = os.open({calls!r}, os.O_WRONLY | os.O_CREAT, 0o600)
 while True:
     peer = server.accept()[0]
     os.write(calls, b"x")
@@ -125,19 +110,15 @@ while True:
     peer.sendall(b"Not allowed at this time\\r\\n")
     peer.close()
 """
-"""Says to each that calls what an sshd says to those whose logins failed, from OpenSSH 9.8 on."""
 
 
 @pytest.mark.long
 @pytest.mark.fault(39, "a server that punishes failed logins", promise="8")
 def test_retries_little_at_a_server_that_punishes(site: Site, figures: Figures) -> None:
     calls = site.directory / "calls"
-    opened = f"import os; calls = os.open({str(calls)!r}, os.O_WRONLY | os.O_CREAT, 0o600)"
-    nodes = [
-        "host1",
-        odd_hosts.a_key_it_does_not_know(site, "locked"),
-        site.name("punishing", "host2", site.server("host2", opened + COUNTING)),
-    ]
+    server = site.server("host2", COUNTING.format(calls=str(calls)))
+    locked = odd_hosts.a_key_it_does_not_know(site, "locked")
+    nodes = ["host1", locked, site.name("punishing", "host2", server)]
     ended = site.run(nodes)
     expected = {
         "locked": ("authentication failed", "Permission denied"),
@@ -177,27 +158,22 @@ def test_gives_up_on_servers_that_say_nothing(site: Site, connect_s: float, figu
     figures("until all six were told", told_s(ended), at_most=connect_s + TELLING_S)
 
 
+# Says that `missing` is no name, tells where `slow` is after a second, and ignores all else.
 NAME_SERVER = """
+import time
 udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 udp.bind((server.getsockname()[0], 53))
-late = []
 while True:
-    try:
-        udp.settimeout(1.0 if late else None)
-        query, peer = udp.recvfrom(512)
-    except TimeoutError:
-        udp.sendto(*late.pop(0))
-        continue
+    query, peer = udp.recvfrom(512)
     question = query[12 : query.index(0, 12) + 5]
     head = lambda flags, answers: query[:2] + flags + b"\\0\\1" + answers + b"\\0\\0\\0\\0" + question
     if b"missing" in question:
         udp.sendto(head(b"\\x81\\x83", b"\\0\\0"), peer)
     elif b"slow" in question:
-        address = socket.inet_aton(server.getsockname()[0])
-        record = b"\\xc0\\x0c\\0\\1\\0\\1\\0\\0\\0\\0\\0\\4" + address
-        late.append((head(b"\\x81\\x80", b"\\0\\1") + record, peer))
+        time.sleep(1)
+        record = b"\\xc0\\x0c\\0\\1\\0\\1\\0\\0\\0\\0\\0\\4" + socket.inet_aton(server.getsockname()[0])
+        udp.sendto(head(b"\\x81\\x80", b"\\0\\1") + record, peer)
 """
-"""Says that `missing` is no name, tells where `slow` is after a second, and ignores all else."""
 
 
 @pytest.mark.fault(43, "DNS fails, is slow, or is silent", promise="8")
@@ -223,26 +199,19 @@ def test_survives_slow_dns_and_names_unknown_hosts(site: Site, connect_s: float,
         figures(f"{name}: until told", told_s(ended), at_most=limit_s)
 
 
+HOSTILE = """
+    IgnoreUnknown=UseKeychain UseKeychain=yes BatchMode=no ControlMaster=auto ControlPersist=yes
+    LogLevel=QUIET ExitOnForwardFailure=yes ForkAfterAuthentication=yes PermitLocalCommand=yes
+    RequestTTY=force SessionType=none StdinNull=yes
+"""
+
+
 @pytest.mark.fault(44, "ControlMaster, RemoteCommand, RequestTTY and more in ssh_config", promise="11")
 def test_overrides_a_hostile_ssh_config(site: Site, figures: Figures) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, odd_hosts.dead_master(site.directory / "s"):
-        hostile = {
-            "IgnoreUnknown": "UseKeychain",
-            "UseKeychain": "yes",
-            "BatchMode": "no",
-            "ControlMaster": "auto",
-            "ControlPersist": "yes",
-            "ExitOnForwardFailure": "yes",
-            "ForkAfterAuthentication": "yes",
-            "LocalCommand": f"touch '{site.directory}/local'",
-            "LocalForward": f"127.0.0.1:{taken.getsockname()[1]} localhost:9",
-            "LogLevel": "QUIET",
-            "PermitLocalCommand": "yes",
-            "RemoteCommand": "echo hijacked",
-            "RequestTTY": "force",
-            "SessionType": "none",
-            "StdinNull": "yes",
-        }
+        local = {"LocalForward": f"127.0.0.1:{taken.getsockname()[1]} localhost:9"}
+        local |= {"LocalCommand": f"touch '{site.directory}/local'", "RemoteCommand": "echo hijacked"}
+        hostile = dict(setting.split("=") for setting in HOSTILE.split()) | local
         nodes = [
             site.name("new", "host1", 22, **hostile, ControlPath=f'"{site.directory}/%n"'),
             site.name("old", "host2", 22, **hostile, ControlPath=f'"{site.directory}/s"'),

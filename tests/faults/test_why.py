@@ -1,21 +1,86 @@
 """`why` explains jobs that fail in twelve ways."""
 
+import contextlib
 import json
 import os
 import re
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.faults.why import PATTERNS, failed
+from tests.faults.memory import memory_group
+from tests.faults.scenes import here
 from tests.harness import distlaunch, running, wait_until, write_job
+
+HEAD = """
+import datetime, os, time
+RANK = int(os.environ["RANK"])
+def init(seconds=600, **more):
+    global dist, torch
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=seconds), **more)
+def train(does):
+    for step in range(9):
+        if RANK == 1 and step == 2:
+            does()
+        dist.all_reduce(torch.ones(1))
+def rank_1(does):
+    if RANK == 1:
+        does()
+    stuck()
+def stuck():
+    time.sleep(1000)
+def computes():
+    while True: pass
+def raises():
+    raise ValueError("loss is nan at step 2")
+def imports():
+    import fused_attention
+def saves():
+    with open("/dev/full", "w") as file: file.write("x")
+def parent(pid):
+    return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+def loses_its_node():
+    agent = os.getppid()
+    for pid in (parent(agent), agent): os.kill(pid, 9)
+    stuck()
+"""
+CRASH = "ValueError: loss is nan at step 2"
+STALL = {"on_stall": "stop", "timeouts": {"stall": "4s"}}
+# The rest of the script; more of the job; whether rank 1 has to be named; words of what is told.
+PATTERNS: dict[str, tuple[str, dict[str, Any], bool, str]] = {
+    "crash": ("rank_1(raises)", {}, True, CRASH),
+    "hang": ("init(); train(stuck)", STALL, True, "in stuck (worker.py:"),
+    "missed collective": ("init(8); train(lambda: dist.barrier())", {"procs_per_node": 3}, True, ""),
+    "straggler": ("init(8); train(computes)", {}, True, "computes (worker.py:"),
+    "out of memory": ("rank_1(lambda: b'x' * (1 << 30))", {}, True, "OOM"),
+    "lost node": ("rank_1(loses_its_node)", {"nodes": 2, "procs_per_node": 1}, False, "node1 was lost"),
+    "port taken": ("init()", {"rendezvous": {"endpoint": "127.0.0.1:PORT"}}, False, "in use"),
+    "disk full": ("rank_1(saves)", {}, True, "disk is full"),
+    "import error": ("rank_1(imports)", {}, True, "No module named"),
+    "rank 0 missing": ("stuck() if RANK == 0 else init()", {"timeouts": {"join": "12s"}}, False, "rank 0"),
+    "wrong world size": ("init(8, world_size=3, rank=RANK)", {}, False, "its world_size is too large"),
+    "crash loop": ("rank_1(raises)", {"restarts": {"max": 2, "backoff": "0s"}}, True, CRASH),
+}
 
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_explains_a_failed_run(name: str, tmp_path: Path) -> None:
-    verdict = failed(name, 0, tmp_path, most=2)
-    assert verdict.right, verdict.said
-    assert not verdict.wrong_fact
+    """The cause, the error or the advice has the words, and rank 1 is named where it is the culprit."""
+    script, keys, names_rank_1, words = PATTERNS[name]
+    job = here(tmp_path, f"{HEAD}{script}\n", **{"procs_per_node": 2, **keys})
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+        job.write_text(job.read_text().replace("PORT", str(port)))
+        limit = stack.enter_context(memory_group(256 << 20)) if name == "out of memory" else None
+        distlaunch("run", str(job), preexec_fn=limit)
+    found = json.loads(distlaunch("why", "--json", cwd=tmp_path, status=0).stdout)
+    told = " ".join([found["cause"], *found["error"], *found["waiting"], found["advice"]])
+    assert words in told, found
+    named = found["rank"] == 1 or (found["rank"] is None and "rank 1 " in found["cause"])
+    assert named or not names_rank_1, found
 
 
 def test_names_what_has_changed_since_the_last_good_run(tmp_path: Path) -> None:
@@ -57,33 +122,30 @@ def test_shows_the_evidence_on_demand(tmp_path: Path) -> None:
     assert "memory events: " in text
 
 
-def test_events_of_the_kernel_count_only_for_the_processes_of_the_run(tmp_path: Path) -> None:
-    job = write_job(tmp_path, "import sys; sys.exit(7)", "gpus_per_node: 0\n")
-    distlaunch("run", str(job), status=7)
+def test_explains_by_what_is_in_the_run_directory(tmp_path: Path) -> None:
+    """Events of the kernel count only for the processes of the run; what is damaged hides nothing else."""
+    distlaunch("run", str(here(tmp_path, "raise SystemExit(7)")), status=7)
     (run,) = (tmp_path / "runs").iterdir()
     pid = json.loads((run / "summary.json").read_text())["workers"][0]["pid"]
+
+    def why(*options: str) -> str:
+        return str(distlaunch("why", *options, str(run), status=0).stdout)
+
     for killed, shown in ((pid, True), (pid + 100_000_000, False)):
         kernel = [f"Memory cgroup out of memory: Killed process {killed} (python)"]
         record = {"time": 0.0, "node": "node0", "first_rank": 0, "kernel": kernel}
         (run / "evidence.jsonl").write_text(json.dumps(record) + "\n")
-        text = distlaunch("why", str(run), status=0).stdout
-        assert ("evidence: kernel log of node0: Memory cgroup" in text) == shown
-
-
-def test_says_what_a_damaged_run_directory_still_has(tmp_path: Path) -> None:
-    job = write_job(tmp_path, "raise SystemExit(1)", "gpus_per_node: 0\n")
-    distlaunch("run", str(job), status=1)
-    (run,) = (tmp_path / "runs").iterdir()
+        assert ("evidence: kernel log of node0: Memory cgroup" in why()) == shown
     (run / "evidence.jsonl").write_bytes(b'\xff{[\n[1]\n{"workers": [3], "kernel": [4], "memory": 5}\n')
-    assert "exit status 1" in distlaunch("why", "-v", str(run), status=0).stdout
+    assert "exit status 7" in why("-v")
     (run / "events.jsonl").write_text("junk\n{}")
-    text = distlaunch("why", str(run), status=0).stdout
-    assert "root cause: rank 0 (node0) failed first: exit status 1\n" in text
+    text = why()
+    assert "root cause: rank 0 (node0) failed first: exit status 7\n" in text
     assert "incomplete: events.jsonl: line" in text, text
     (run / "summary.json").write_text('{"cause": [3]}')
-    done = distlaunch("why", str(run), status=0)
-    assert "FAILED with exit status 1" in done.stdout
-    assert "incomplete: events.jsonl: line" in done.stdout
+    text = why()
+    assert "FAILED with exit status 7" in text
+    assert "incomplete: events.jsonl: line" in text
     (run / "events.jsonl").unlink()  # each run that a test leaves is replayed
 
 
@@ -129,40 +191,26 @@ def test_names_the_collective_that_a_rank_never_called_from_flight_recorders(tmp
     distlaunch("run", str(job), status=124)
     text = distlaunch("why", "-v", cwd=tmp_path, status=0).stdout
     assert "likely root cause: rank 1 (node0) stalled for 8 s in <module> (worker.py:" in text
-    assert "waiting: ranks 0, 2 are waiting in all_reduce #2 of default_pg, called at worker.py:" in text
+    assert "waiting: ranks 0, 2 were waiting in all_reduce #2 of default_pg, called at worker.py:" in text
     assert ", never reached by rank 1 (last in barrier at worker.py:" in text
     assert "  NCCL: RAS: 1 communicator, rank 1 is missing" in text
 
 
-SUSPENDED = """
-    import datetime, os, signal, torch, torch.distributed as dist
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10))
-    dist.barrier()
-    if os.environ["RANK"] == "1":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    dist.all_reduce(torch.ones(1))
-"""
-WAITS_FOR_MORE = """
-    import os, torch.distributed as dist
-    dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=5)
-"""
-
-
 def test_names_a_suspended_rank_although_torch_gave_up_before_the_stall_watch(tmp_path: Path) -> None:
-    job = write_job(tmp_path, SUSPENDED, "gpus_per_node: 0\nprocs_per_node: 3")
-    distlaunch("run", str(job), status=1)
+    suspended = "init(10); train(lambda: os.kill(os.getpid(), 19))\n"  # SIGSTOP
+    distlaunch("run", str(here(tmp_path, HEAD + suspended, procs_per_node=3)), status=1)
     text = distlaunch("why", cwd=tmp_path, status=0).stdout
-    assert "likely root cause: rank 1 (node0) was in <module> (worker.py:" in text
+    assert "likely root cause: rank 1 (node0) was in <lambda> (worker.py:" in text
     assert re.search(r"evidence: rank 1 \(pid \d+ on node0\) was suspended by a signal\n", text)
 
 
 def test_says_during_a_hang_that_a_world_size_may_be_too_large(tmp_path: Path) -> None:
-    with running(write_job(tmp_path, WAITS_FOR_MORE, "gpus_per_node: 0\nprocs_per_node: 2")) as run:
+    with running(here(tmp_path, f"{HEAD}init(world_size=3, rank=RANK)\n", procs_per_node=2)) as run:
         run.wait_for("both ranks joined the rendezvous")
-        waits = "waiting: ranks 0-1 in init_process_group (worker.py:"
 
         def told() -> bool:
             text = distlaunch("why", cwd=tmp_path, status=0).stdout
+            waits = "waiting: ranks 0-1 in init_process_group (worker.py:"
             return waits in text and "its world_size is too large" in text
 
         wait_until(told, lambda: run.stderr)

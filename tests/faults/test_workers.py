@@ -5,55 +5,26 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from textwrap import dedent
 from typing import Any, NamedTuple
 
 import pytest
 
+from tests import harness
 from tests.cluster.hosts import parent_of
 from tests.cluster.workers import DAEMONS, SLEEPER, STUBBORN, worker
-from tests.faults import strikes
+from tests.faults import chaos, scenes
+from tests.faults.chaos import Scene
 from tests.faults.disks import freezable_disk, frozen
 from tests.faults.figures import Figures, Pace, fault
 from tests.faults.memory import memory_group
-from tests.faults.scenes import (
-    CPU,
-    KILLED,
-    LEAVES,
-    NODE_LOST,
-    ONE,
-    RANKS,
-    SIGKILLED,
-    Ending,
-    assert_no_traceback,
-    clean,
-    ends,
-    ends_clean,
-    killed,
-    stop_after,
-)
-from tests.faults.strikes import Scene
-from tests.harness import (
-    PATIENCE_S,
-    ROOT,
-    Run,
-    children_of,
-    distlaunch,
-    held,
-    kill,
-    open_gate,
-    program,
-    running,
-    wait_gone,
-    wait_until,
-    write_job,
-)
+from tests.faults.scenes import CPU, KILLED, ONE, RANKS, SIGKILLED, Ending, ends, ends_clean, killed
+from tests.harness import PATIENCE_S, Run, held, kill, open_gate, program, running, wait_gone, write_job
 
 
 def rank_2_does(what: str) -> str:
@@ -68,8 +39,6 @@ def rank_2_does(what: str) -> str:
 
 
 SPINS = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 1)); any(iter(int, 1))"
-
-
 EXITS, CPU_TIME = "exit status 1\n", f"{KILLED}; the kernel reports no OOM kill"
 
 
@@ -106,11 +75,7 @@ SPAWNS = """
     ready()
 """
 CHILDREN = worker(SPAWNS.replace("{new_session}", "False") + "    wait()")
-
-
 MIXED = worker("if RANK in '12': resist()\nready()\nwait()")
-
-
 FAILED_FIRST = "failed first: "
 
 
@@ -124,20 +89,20 @@ class Blow(NamedTuple):
     words: str = FAILED_FIRST + KILLED
     status: int = SIGKILLED
     signum: signal.Signals = signal.SIGKILL
-    victim: Callable[[Scene], int] = strikes.worker
+    victim: Callable[[Scene], int] = chaos.worker
     ready: int = RANKS
     within_s: float = 2.0
     grace_s: float | None = None
     reaped: bool = True
 
 
-FAULTED, ORPHANED = "killed by signal 11 (SIGSEGV)", "its agent's guardian process was killed"
-SEGFAULT = Blow(NO_CORE, FAILED_FIRST + FAULTED, 128 + signal.SIGSEGV, signal.SIGSEGV)
-AGENT = Blow(MIXED, "host2 was lost: its agent ", NODE_LOST, victim=strikes.agent)
-GUARDIAN = Blow(STUBBORN, f"host2 was lost: {ORPHANED}", NODE_LOST, victim=strikes.guardian, reaped=False)
-GUARDIAN = GUARDIAN._replace(grace_s=3.0)  # more than the margin: two graces in a row are seen
-CONTROLLER = Blow(STUBBORN, "", -signal.SIGKILL, victim=strikes.controller, reaped=False)
-HANGUP = Blow(STUBBORN, "by SIGHUP", 128 + signal.SIGHUP, signal.SIGHUP, strikes.controller)
+ORPHANED = "host2 was lost: its agent's guardian process was killed"
+SEGFAULT = Blow(NO_CORE, f"{FAILED_FIRST}killed by signal 11 (SIGSEGV)", 128 + signal.SIGSEGV, signal.SIGSEGV)
+AGENT = Blow(MIXED, "host2 was lost: its agent ", scenes.NODE_LOST, victim=chaos.agent)
+# The grace is more than the margin: two graces in a row are seen.
+GUARDIAN = Blow(STUBBORN, ORPHANED, scenes.NODE_LOST, victim=chaos.guardian, grace_s=3.0, reaped=False)
+CONTROLLER = Blow(STUBBORN, "", -signal.SIGKILL, victim=chaos.controller, reaped=False)
+HANGUP = Blow(STUBBORN, "by SIGHUP", 128 + signal.SIGHUP, signal.SIGHUP, chaos.controller)
 COMPUTING = "a worker is killed, the other nodes compute and do not communicate"
 
 
@@ -147,7 +112,6 @@ COMPUTING = "a worker is killed, the other nodes compute and do not communicate"
         fault(0, COMPUTING, "1", "ssh", Blow(COMPUTES, within_s=0.5)),
         fault(2, "SIGSEGV to a worker", "1, 9", "here", SEGFAULT),
         fault(2, "SIGKILL to a worker", "1, 9", "here", Blow(SLEEPER)),
-        fault(3, "workers ignore SIGTERM, here", "1", "here", Blow(STUBBORN)),
         fault(3, "workers ignore SIGTERM", "1", "ssh", Blow(STUBBORN)),
         fault(7, "workers have children", "2", "here", Blow(CHILDREN, ready=4 * RANKS)),
         fault(8, "workers have daemons", "2", "ssh", Blow(DAEMONS, ready=2 * RANKS)),
@@ -170,7 +134,7 @@ def test_a_signal_that_ends_a_process_ends_all(
     rank_2 = f"rank 2 ({'host2' if 'host2' in nodes else 'node1'}) "
     words = blow.words.replace(FAILED_FIRST, rank_2 + FAILED_FIRST)
     ending = Ending(blow.status, words, blow.within_s + grace_s, blow.reaped)
-    options, job = stop_after(grace_s) if grace_s else (), write_job(tmp_path, blow.does, nodes)
+    options, job = scenes.stop_after(grace_s) if grace_s else (), write_job(tmp_path, blow.does, nodes)
     with ends_clean(job, figures, ending, *options, ready=blow.ready) as (run, _):
         kill(blow.victim(Scene(run, 2)), blow.signum)
 
@@ -178,20 +142,15 @@ def test_a_signal_that_ends_a_process_ends_all(
 @pytest.mark.fault(4, "workers are stopped with SIGSTOP", promise="1")
 def test_wakes_stopped_workers(tmp_path: Path, figures: Figures, pace: Pace) -> None:
     """SIGTERM stays pending until they are woken: they have to get the chance to heed it."""
-    heeds = worker("""
-        def leave(*_):
-            print("tidied up", flush=True)
-            sys.exit(0)
-        signal.signal(signal.SIGTERM, leave)
-        ready()
-        wait()
-    """)
-    job, ending = write_job(tmp_path, heeds, CPU), killed(3, "node1", pace.stop_s + 2.0)
-    with ends_clean(job, figures, ending, *stop_after(pace.stop_s)) as (run, pids):
+    job, ending = (
+        write_job(tmp_path, scenes.LEAVES.replace("USR1", "TERM"), CPU),
+        killed(3, "node1", pace.stop_s + 2.0),
+    )
+    with ends_clean(job, figures, ending, *scenes.stop_after(pace.stop_s)) as (run, pids):
         for rank in (0, 1, 2):
             kill(pids[rank], signal.SIGSTOP)
         kill(pids[3])
-    figures("not woken", 3 - run.stdout.count("tidied up"), at_most=0, unit="ranks")
+    figures("not woken", 3 - run.stdout.count("finished by itself"), at_most=0, unit="ranks")
 
 
 @pytest.mark.fault(5, "the OOM killer strikes a worker", promise="1, 9")
@@ -219,11 +178,12 @@ def test_names_a_worker_in_d_state(tmp_path: Path, gate: Path, figures: Figures,
         wait()
     """)
     job = write_job(tmp_path, writes, CPU)
-    with freezable_disk(tmp_path / "disk") as disk, running(job, *stop_after(pace.stop_s)) as run:
+    with freezable_disk(tmp_path / "disk") as disk, running(job, *scenes.stop_after(pace.stop_s)) as run:
         pids = run.wait_ready(RANKS)
+        stat = Path(f"/proc/{pids[1]}/stat")
         with held(pids.values()) as ranks, frozen(disk):
             open_gate(gate)
-            wait_uninterruptible(pids[1])
+            harness.wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "D", stat.read_text)
             kill(pids[0])
             began = time.monotonic()
             ranks.wait_ends([pids[0], pids[2], pids[3]], began + PATIENCE_S)
@@ -232,14 +192,8 @@ def test_names_a_worker_in_d_state(tmp_path: Path, gate: Path, figures: Figures,
             figures("the command ended", time.monotonic() - began, at_most=pace.stop_s + 15.0)
             assert f"rank 0 (node0) failed first: {KILLED}" in run.stderr
             assert f"node0: 1 process survived SIGKILL: python (pid {pids[1]})" in run.stderr
-            assert_no_traceback(run.stderr)
+            scenes.assert_no_traceback(run.stderr)
         figures("gone after the disk's return", wait_gone([pids[1]], PATIENCE_S), at_most=2.0)
-
-
-def wait_uninterruptible(pid: int) -> None:
-    """Wait until the kernel shows a process as D."""
-    stat = Path(f"/proc/{pid}/stat")
-    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "D", stat.read_text)
 
 
 @pytest.mark.fault(9, "workers are fork bombs", promise="2")
@@ -251,14 +205,12 @@ def test_ends_fork_bombs(tmp_path: Path, figures: Figures) -> None:
             if os.fork() == 0:
                 resist()
                 os.write(tell, b".")
-                explode(depth)
-        def explode(depth):
-            for _ in range(3 if depth else 0):
-                fork(depth - 1)
-            while depth:
-                os.wait()
-                fork(depth - 1)
-            wait()
+                for _ in range(3 if depth else 0):
+                    fork(depth - 1)
+                while depth:
+                    os.wait()
+                    fork(depth - 1)
+                wait()
         fork(4)
         seen = 0
         while seen < 1 + 3 + 9 + 27 + 81:
@@ -279,55 +231,37 @@ def test_ends_fork_bombs(tmp_path: Path, figures: Figures) -> None:
             ends(run, figures, killed(1, "node1", 5.0), began)
 
 
+DAEMONS_LEFT = "all succeed and leave daemons that keep their output open"
+OUTLIVED = "killed 3 processes that outlived their workers"
+
+
 @pytest.mark.parametrize(
-    ("status", "words", "told"),
+    ("status", "told"),
     [
-        fault(
-            *(12, "all succeed and leave daemons that keep their output open", "1, 2"),
-            *(0, "outlived", "killed 3 processes that outlived their workers"),
-        ),
-        fault(
-            *(10, "a worker ends, its child keeps its output open", "1"),
-            *(3, "failed first", "failed first: exit status 3"),
-        ),
+        fault(12, DAEMONS_LEFT, "1, 2", 0, OUTLIVED),
+        fault(10, "a worker ends, its child keeps its output open", "1", 3, "failed first: exit status 3"),
     ],
 )
 def test_reports_an_exit_although_daemons_keep_the_output_open(
-    tmp_path: Path, gate: Path, figures: Figures, status: int, words: str, told: str
+    tmp_path: Path, gate: Path, figures: Figures, status: int, told: str
 ) -> None:
     leaves = f"    open('gate').read()\n    sys.exit({status})"
     job = write_job(tmp_path, worker(SPAWNS.replace("{new_session}", "True") + leaves), ONE)
     with ends_clean(job, figures, Ending(status, told, 2.0), ready=4) as (run, _):
         open_gate(gate)
         began = time.monotonic()
-        run.wait_for(words)
+        run.wait_for(told)
         figures("the exit was reported", time.monotonic() - began, at_most=1.0)
-
-
-@pytest.mark.fault(11, "a rank has finished, the others go on", promise="9")
-def test_others_go_on_when_a_rank_finishes(tmp_path: Path, figures: Figures) -> None:
-    """Each rank ends only after the one before it has been reaped: whoever was stopped could not tell so."""
-    with running(write_job(tmp_path, LEAVES, CPU)) as run:
-        pids = run.wait_ready(RANKS)
-        with held(pids.values()) as ranks:
-            for done, pid in enumerate(pids.values(), 1):
-                kill(pid, signal.SIGUSR1)
-                ranks.wait_ends([pid], time.monotonic() + PATIENCE_S)
-                run.wait_for("finished by itself", done)
-        assert run.wait() == 0, run.stderr
-        stopped = RANKS - run.stdout.count("finished by itself")
-        figures("ranks stopped because another had finished", stopped, at_most=0, unit="ranks")
 
 
 @pytest.mark.fault(13, "another process gets the PID of a worker that has ended", promise="2")
 def test_never_signals_a_reused_pid(tmp_path: Path, figures: Figures) -> None:
     """Inside a PID namespace, where the next PID can be chosen; see `reused_pid`."""
     inside = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-    if os.geteuid() or subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+    if os.geteuid() or harness.completed([*inside, "true"]).returncode:
         pytest.skip("a PID namespace is needed, which only root can make")
     argv = [*inside, sys.executable, "-m", "tests.faults.reused_pid", str(tmp_path)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert done.returncode == 0, done.stderr
+    done = harness.completed(argv, 0, cwd=harness.ROOT)
     found = json.loads(done.stdout)
     assert found["status"] == SIGKILLED
     figures("signals to a foreign process", found["signals"], at_most=0, unit="signals")
@@ -358,13 +292,13 @@ def test_reaps_a_thousand_orphans(tmp_path: Path, gate: Path, figures: Figures) 
     with running(write_job(tmp_path, orphans, ONE)) as run:
         pids = run.wait_ready(1)
         agent = parent_of(pids[0])
-        assert len(children_of(agent)) == 1001
+        assert len(harness.children_of(agent)) == 1001
         open_gate(gate)
         run.wait_for("they have ended")
         # A pipe's end is told before its writer can be reaped.
-        wait_until(lambda: children_of(agent) == [pids[0]], lambda: f"{len(children_of(agent))} are left")
-        figures("zombies of 1000 orphans", len(children_of(agent)) - 1, at_most=0, unit="zombies")
-        with clean(run, pids, figures, killed(0, "node0")):
+        harness.wait_until(lambda: len(harness.children_of(agent)) == 1, lambda: "zombies are left")
+        figures("zombies of 1000 orphans", len(harness.children_of(agent)) - 1, at_most=0, unit="zombies")
+        with scenes.clean(run, pids, figures, killed(0, "node0")):
             kill(pids[0])
 
 
@@ -386,8 +320,7 @@ def test_never_retries_what_cannot_be_started(
     tmp_path: Path, figures: Figures, keys: str, status: int, words: str
 ) -> None:
     (tmp_path / "data").write_text("no program")
-    (tmp_path / "bad").write_text("#!/no/such/interpreter\n")
-    (tmp_path / "bad").chmod(0o755)
+    program(tmp_path / "bad", "#!/no/such/interpreter\n")
     (tmp_path / "job.yaml").write_text(f"{keys}\n{CPU}restarts: {{max: 3}}\n")
     with running(tmp_path / "job.yaml") as run:
         unstarted(run, figures, status, words)
@@ -402,20 +335,10 @@ def unstarted(run: Run, figures: Figures, status: int, words: str) -> None:
     ends(run, figures, Ending(status, words, 2.0), time.monotonic())
 
 
-@pytest.mark.fault(17, "a worker reads stdin", promise="1")
-def test_gives_workers_an_empty_stdin(tmp_path: Path, figures: Figures) -> None:
-    job = write_job(tmp_path, "import sys; print(len(sys.stdin.buffer.read()))", CPU)
-    done = distlaunch("run", str(job), input="x" * 1000, status=0)
-    read = [int(line.split()[-1]) for line in done.stdout.splitlines()]
-    assert len(read) == RANKS
-    figures("bytes before the end of stdin", max(read), at_most=0, unit="bytes")
-
-
 @pytest.mark.fault(18, "an agent has too few descriptors for its workers (EMFILE)", promise="1, 9")
 def test_tells_that_an_agent_has_no_descriptors(tmp_path: Path, figures: Figures) -> None:
-    limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))  # noqa: E731
-    job = write_job(tmp_path, SLEEPER, f"{ONE}procs_per_node: 60\n")
-    with running(job, preexec_fn=limit) as run:
+    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (64, 64))
+    with running(write_job(tmp_path, SLEEPER, f"{ONE}procs_per_node: 60\n"), preexec_fn=limit) as run:
         unstarted(run, figures, 126, "(node0) could not be started")
         assert "Too many open files" in run.stderr
 
@@ -429,47 +352,44 @@ def test_tells_that_a_node_refuses_to_fork(tmp_path: Path, figures: Figures) -> 
 
 
 def test_tells_that_a_node_refuses_to_fork_even_the_agent(tmp_path: Path) -> None:
-    with running(limited(tmp_path, 1)) as run:
-        assert run.wait() == 69
-        assert "  | can't fork: Resource temporarily unavailable; raise the limit on processes" in run.stderr
-        assert "Traceback" not in run.stderr
+    told = harness.distlaunch("run", str(limited(tmp_path, 1)), status=69).stderr
+    assert "  | can't fork: Resource temporarily unavailable; raise the limit on processes" in told
+    assert "Traceback" not in told
 
 
 FORKS = """
-    import os, signal
-    try:
-        while os.fork():
-            pass
-    except OSError:
-        print("no more processes", flush=True)
-    signal.pause()
+import os, signal
+try:
+    while os.fork():
+        pass
+except OSError:
+    print("no more processes", flush=True)
+signal.pause()
 """
 
 
 def test_a_node_that_refuses_to_fork_reports_stalled_ranks_without_stacks(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", dedent(FORKS)]
-    times = {"stall": "2s", "stop": "1s"}
-    job = limited(tmp_path, 30, procs_per_node=1, command=command, on_stall="stop", timeouts=times)
-    with tempfile.TemporaryDirectory() as tools, running(job, env=path_with(tools)) as run:
+    keys = {"procs_per_node": 1, "command": [sys.executable, "-c", FORKS], "on_stall": "stop"}
+    job = limited(tmp_path, 30, **keys, timeouts={"stall": "2s", "stop": "1s"})
+    with tempfile.TemporaryDirectory() as tools:
         os.chmod(tools, 0o755)  # for the other user
         program(Path(tools, "py-spy"), "exec true")
-        assert run.wait() == 124, run.stderr
-        assert "no more processes" in run.stdout
-        assert "rank 0 (node0) stalled for 2 s" in run.stderr
-        assert "Traceback" not in run.stderr
-        assert [event["text"] for event in run.events("StackDumped")] == [
-            "not recorded: [Errno 11] Resource temporarily unavailable"
-        ]
-
-
-def path_with(tools: str) -> dict[str, str]:
-    return {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+        env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+        done = harness.distlaunch("run", str(job), env=env, status=124)
+    assert "no more processes" in done.stdout
+    assert "rank 0 (node0) stalled for 2 s" in done.stderr
+    assert "Traceback" not in done.stderr
+    (events,) = tmp_path.glob("runs/*/events.jsonl")
+    assert '"not recorded: [Errno 11] Resource temporarily unavailable"' in events.read_text()
 
 
 def limited(directory: Path, more: int, **keys: Any) -> Path:
     """A job on a node that allows so many processes more; unless `keys` say otherwise, of 60 ranks."""
-    uid = os.getuid() or 54321
-    limits = f"prlimit --nproc={tasks_of(uid) + more}"
+    uid, tasks = os.getuid() or 54321, 0
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # threads count, too
+            tasks += os.stat(f"/proc/{process}").st_uid == uid and len(os.listdir(f"/proc/{process}/task"))
+    limits = f"prlimit --nproc={tasks + more}"
     if not os.getuid():
         keeps = "--inh-caps=-all,+dac_override --ambient-caps=-all,+dac_override"
         limits += f" setpriv --reuid={uid} --clear-groups {keeps}"
@@ -478,13 +398,3 @@ def limited(directory: Path, more: int, **keys: Any) -> Path:
     usual = {"gpus_per_node": 0, "procs_per_node": 60, "command": ["sleep", "infinity"]}
     job.write_text(json.dumps({**usual, "python": interpreter, **keys}))
     return job
-
-
-def tasks_of(uid: int) -> int:
-    """Threads of a user, as the limit counts them."""
-    found = 0
-    for directory in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if directory.name.isdigit() and directory.stat().st_uid == uid:
-                found += len(list((directory / "task").iterdir()))
-    return found

@@ -6,9 +6,8 @@ import itertools
 import os
 import re
 import signal
-import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +44,16 @@ def test_two_jobs_at_once_and_the_root_cause_of_one(directory: Path) -> None:
         assert {first.id, second.id} <= {run.id for run in dl.list_runs()}
         lines = first.logs(follow=True)
         assert {line.text for line in itertools.islice(lines, 4)} >= {"here 0", "here 1"}
-        (pid,) = [pid for pid in holders_of(f"DISTLAUNCH_RUN_ID={second.id}") if b"RANK=1\0" in _environ(pid)]
+        pids = holders_of(f"DISTLAUNCH_RUN_ID={second.id}")
+        (pid,) = [pid for pid in pids if b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()]
         kill(pid, signal.SIGKILL)
         result = second.wait(timeout=30)
         assert (result.state, result.exit_status, result.statuses[1]) == ("FAILED", 137, -9)
-        assert result.root_cause
-        assert (result.root_cause.rank, result.root_cause.node) == (1, "node1")
-        assert second.why().rank == 1
+        cause = result.root_cause
+        assert cause and (cause.rank, cause.node, second.why().rank) == (1, "node1", 1)
         assert not first.over
     assert first.result().state == "CANCELLED"
     assert {signum: signal.getsignal(signum) for signum in signal.valid_signals()} == before
-
-
-def _environ(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/environ").read_bytes()
 
 
 def test_a_result_and_its_errors(directory: Path) -> None:
@@ -68,28 +63,19 @@ def test_a_result_and_its_errors(directory: Path) -> None:
     assert sorted(line.text for line in run.logs()) == [f"rank {rank} blue" for rank in range(4)]
     assert [line.text for line in run.logs(rank=3)] == ["rank 3 blue"]
     assert dl.Run.attach(run.id).result() == result
-    for _ in range(2):
-        assert run.report("run.html") == (directory / "run.html").read_text()
-    with pytest.raises(dl.UsageError, match="is not from this run"):
-        run.report("ends.py")
-    assert (directory / "ends.py").read_text() == ENDS
+    assert run.report("run.html") == (directory / "run.html").read_text()
     failed = dl.Job("ends.py", gpus_per_node=0).run()
     with pytest.raises(dl.RunError, match="rank 0") as caught:
         failed.check()
-    assert caught.value.root_cause
-    assert caught.value.root_cause.kind == "exception"
-    assert "KeyError: 'COLOR'" in caught.value.root_cause.last_output
+    cause = caught.value.root_cause
+    assert cause and cause.kind == "exception" and "KeyError: 'COLOR'" in cause.last_output
 
 
 def test_mistakes_are_known_before_anything_starts(directory: Path) -> None:
     assert dl.Job(directory / "ends.py", gpus_per_node=0).plan().ranks == ((0, "node0", 0),)
     with pytest.raises(dl.JobError, match="did you mean nodes"):
         dl.Job("ends.py", nodez=3)
-    for wrong in (
-        {"script": 3},
-        {"script": "ends.py", "nodes": {"a"}},
-        {"script": "ends.py", "env": object()},
-    ):
+    for wrong in ({"script": 3}, {"script": "a", "nodes": {"a"}}, {"script": "a", "env": object()}):
         with pytest.raises(dl.DistlaunchError):
             dl.Job(**wrong)
     (directory / "job.yaml").write_text("script: ends.py\nnodes: 0\n")
@@ -121,16 +107,13 @@ def test_awaiting_and_iterating(directory: Path) -> None:
     async def both() -> list[tuple[list[str], str]]:
         return list(await asyncio.gather(follow("red"), follow("blue")))
 
-    expected = [([f"rank {rank} {color}" for rank in range(2)], "SUCCEEDED") for color in ("red", "blue")]
-    assert asyncio.run(both()) == expected
+    said = ([f"rank {rank} {color}" for rank in range(2)] for color in ("red", "blue"))
+    assert asyncio.run(both()) == [(lines, "SUCCEEDED") for lines in said]
 
 
 def test_works_in_any_thread(directory: Path) -> None:
-    found: list[dl.Result] = []
-    thread = threading.Thread(target=lambda: found.append(job("ends.py", env={"COLOR": "red"}).run()))
-    thread.start()
-    thread.join(timeout=60)
-    assert [result.state for result in found] == ["SUCCEEDED"]
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(job("ends.py", env={"COLOR": "red"}).run).result(60).state == "SUCCEEDED"
 
 
 PROGRAM = """
@@ -146,9 +129,7 @@ os.kill(os.getpid(), 9)
 
 @pytest.mark.parametrize("how", ["", "detach"])
 def test_a_run_ends_with_its_program_unless_it_was_detached(directory: Path, how: str) -> None:
-    argv = [sys.executable, "-c", PROGRAM, how]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=env, timeout=60)
+    done = completed([sys.executable, "-c", PROGRAM, how], env={**os.environ, "PYTHONPATH": str(ROOT)})
     run = dl.Run.attach(done.stdout.strip())
     if how:
         assert run.state == "RUNNING"
@@ -160,10 +141,9 @@ def test_a_run_ends_with_its_program_unless_it_was_detached(directory: Path, how
 # Functions
 
 
-def test_calls_a_function_by_name_or_by_value(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (directory / "own.py").write_text(
-        "import os\ndef main(x, *, y): return int(os.environ['RANK']) * x + y\n"
-    )
+def test_calls_a_function_by_name_or_by_value(directory: Path) -> None:
+    own = "import os\ndef main(x, *, y): return int(os.environ['RANK']) * x + y\n"
+    (directory / "own.py").write_text(own)
     assert dl.call("own:main", 10, y=1, procs=3, gpus_per_node=0) == [1, 11, 21]
 
     def local(x: int) -> tuple[str, int]:
@@ -177,8 +157,7 @@ def test_calls_a_function_by_name_or_by_value(directory: Path, monkeypatch: pyte
     with pytest.raises(dl.RankError) as caught:
         dl.call("math:sqrt", -1.0, gpus_per_node=0)
     assert caught.value.rank == 0
-    assert caught.value.traceback.startswith("Traceback")
-    assert caught.value.traceback.endswith("ValueError: math domain error")
+    assert re.fullmatch(r"(?s)Traceback.*ValueError: math domain error", caught.value.traceback)
     with pytest.raises(dl.UsageError, match="pass the path of a file"):
         dl.call("own:main", os.urandom(2 << 20), y=1)
     with pytest.raises(dl.UsageError, match=r"package\.module:name"):
@@ -213,12 +192,6 @@ def test_works_in_a_notebook(directory: Path) -> None:
     done = completed([sys.executable, "-c", NOTEBOOK, CELL], cwd=directory, env=env, status=0)
     assert "<td>SUCCEEDED</td>" in done.stdout, "the table of progress"
     assert done.stdout.endswith("CANCELLED\n\n")
-
-
-def test_works_in_ipython(directory: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(directory / "ipython")}
-    done = completed([sys.executable, "-m", "IPython", "-c", CELL], cwd=directory, env=env, status=0)
-    assert done.stdout.endswith("CANCELLED\n")
 
 
 # What it costs, and what it promises

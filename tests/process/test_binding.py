@@ -66,31 +66,24 @@ def test_ranks_run_on_the_requested_cpus(tmp_path: Path, binding: str) -> None:
         assert sets == [{FIRST}, ALLOWED][:RANKS]
 
 
-def test_starts_nothing_where_the_node_lacks_the_cpus(tmp_path: Path) -> None:
-    few = f"{CORES + 1} workers on a node need a core each, but only {CORES} are available"
-    job = write_job(tmp_path, TELL, f"gpus_per_node: 0\nprocs_per_node: {CORES + 1}\ncpu_binding: cores\n")
-    with running(job) as run:
-        assert run.wait() == 126
-        assert f"rank 0 (node0) could not be started: cpu_binding: {few}" in run.stderr
-        assert [event["stage"] for event in run.events("WorkerUnstarted")] == ["setup"] * (CORES + 1)
-        assert run.events("WorkerStarted") == []
+FEW = f"{CORES + 1} workers on a node need a core each, but only {CORES} are available"
+LACKING = {
+    "cores": (CORES + 1, 0, f"cpu_binding: {FEW}"),
+    f"['{FIRST}', '9999']": (2, 1, "cpu_binding lists CPU 9999, but this node has only "),
+    "null\nvirtual_local_rank: true": (2, 1, "virtual_local_rank: CUDA_VISIBLE_DEVICES=5 has no GPU for it"),
+}
+"""By cpu_binding: the number of ranks, the one that can't be started, and why."""
 
 
-@pytest.mark.parametrize(
-    ("keys", "why"),
-    [
-        ("cpu_binding: ['{FIRST}', '9999']", "cpu_binding lists CPU 9999, but this node has only "),
-        ("virtual_local_rank: true", "virtual_local_rank: CUDA_VISIBLE_DEVICES=5 has no GPU for it"),
-    ],
-)
-def test_names_the_rank_that_lacks_a_cpu_or_a_gpu_and_starts_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str, why: str
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
-    keys = keys.replace("{FIRST}", str(FIRST))
-    with running(write_job(tmp_path, "pass", f"gpus_per_node: 0\nprocs_per_node: 2\n{keys}\n")) as run:
+@pytest.mark.parametrize("binding", LACKING)
+def test_names_the_rank_that_lacks_a_cpu_or_a_gpu_and_starts_none(tmp_path: Path, binding: str) -> None:
+    procs, rank, why = LACKING[binding]
+    keys = f"gpus_per_node: 0\nprocs_per_node: {procs}\ncpu_binding: {binding}\n"
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "5"}
+    with running(write_job(tmp_path, "pass", keys), env=env) as run:
         assert run.wait() == 126
-        assert f"rank 1 (node0) could not be started: {why}" in run.stderr
+        assert f"rank {rank} (node0) could not be started: {why}" in run.stderr
+        assert {event["stage"] for event in run.events("WorkerUnstarted")} == {"setup"}
         assert run.events("WorkerStarted") == []
 
 

@@ -1,9 +1,10 @@
-"""The script that starts an agent, run by real login shells."""
+"""How agents start: by a script that real login shells run, and early, before the job file is read."""
 
 import contextlib
 import importlib.util
-import json
 import marshal
+import os
+import select
 import shutil
 import signal
 import subprocess
@@ -15,10 +16,24 @@ import pytest
 
 from distlaunch.agent import messages, procfs
 from distlaunch.agent.wire import READY_MARKER, encode_command
+from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
+from distlaunch.launch import process
+from distlaunch.launch.link import Link
+from distlaunch.launch.opening import open_early, open_links
 from distlaunch.transports.failure import NO_PYTHON, TOO_OLD, Kind, LinkFailure, ProcessEnd
-from distlaunch.transports.handshake import NUDGE, PACKAGES, SHIPPED, Bundle, boot_text, candidates_text
+from distlaunch.transports.handshake import (
+    NUDGE,
+    PACKAGES,
+    SHIPPED,
+    Bundle,
+    Streams,
+    boot_text,
+    candidates_text,
+)
 from distlaunch.transports.ssh import Ssh
+from distlaunch.transports.transport import Command, Local
 from tests.harness import (
+    PATIENCE_S,
     ROOT,
     Going,
     children_of,
@@ -27,8 +42,8 @@ from tests.harness import (
     kill,
     program,
     wait_until,
-    write_job,
 )
+from tests.process.commands import run_one
 
 PLAIN = Ssh("a")
 LOGIN_SHELLS = [shell for shell in ("dash", "bash", "zsh", "csh", "fish") if shutil.which(shell)] or ["sh"]
@@ -48,35 +63,24 @@ def start(
     shell: str, data: bytes, path: str | None = None, home: str | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     """What happens on a node whose login shell is `shell` when `data` comes through the link."""
-    command = PLAIN.argv()[-1]
-    environ = {"PATH": path or "/usr/bin:/bin", **({"HOME": home} if home else {})}
-    return completed(
-        [shell, "-c", command],
-        input=data,
-        env=environ,
-        text=False,
-        executable=shutil.which(shell),
-    )
+    env = {"PATH": path or "/usr/bin:/bin", **({"HOME": home} if home else {})}
+    argv, found = [shell, "-c", PLAIN.argv()[-1]], shutil.which(shell)
+    return completed(argv, input=data, env=env, text=False, executable=found)
 
 
 @pytest.fixture
 def fake_python(tmp_path: Path) -> Path:
     """An interpreter that tells its arguments and then copies its stdin."""
-    path = tmp_path / "my python's"
-    program(path, 'printf "%s|" "$0" "$@"\nexec cat')
-    return path
+    return Path(program(tmp_path / "my python's", 'printf "%s|" "$0" "$@"\nexec cat'))
 
 
 @pytest.mark.parametrize("shell", LOGIN_SHELLS)
-def test_the_first_interpreter_that_exists_gets_exactly_the_bytes_that_follow(
-    shell: str, fake_python: Path
-) -> None:
+def test_the_first_interpreter_that_exists_gets_exactly_what_follows(shell: str, fake_python: Path) -> None:
     payload = bytes(range(256)) * 40
     ran = start(shell, candidates_text(["/nowhere/python", str(fake_python), "cat"]) + payload)
     assert ran.stdout.startswith(READY_MARKER)
-    *argv, rest = ran.stdout[len(READY_MARKER) :].split(b"|", 6)
-    assert argv[0] == bytes(fake_python)
-    assert [argv[1], argv[2], argv[3], argv[5]] == [b"-I", b"-S", b"-c", TOO_OLD.encode()]
+    *argv, _, old, rest = ran.stdout[len(READY_MARKER) :].split(b"|", 6)
+    assert [*argv, old] == [bytes(fake_python), b"-I", b"-S", b"-c", TOO_OLD.encode()]
     assert rest == payload
     assert (ran.returncode, ran.stderr) == (0, b"")
 
@@ -87,9 +91,7 @@ BELOW_HOME = ["~/v/python", "~/a b/python", "~/it's/python", "~/$(id)/python", "
 
 @pytest.mark.parametrize("shell", LOGIN_SHELLS)
 @pytest.mark.parametrize("named", [*(f"HERE/{name}" for name in ODD_NAMES), *BELOW_HOME, "pythonX"])
-def test_finds_an_interpreter_by_path_below_the_home_or_on_the_path(
-    shell: str, named: str, fake_python: Path
-) -> None:
+def test_finds_an_interpreter_by_path_or_name(shell: str, named: str, fake_python: Path) -> None:
     home = fake_python.parent
     there = home / named.removeprefix("HERE/").removeprefix("~/")
     there.parent.mkdir(exist_ok=True)
@@ -99,18 +101,12 @@ def test_finds_an_interpreter_by_path_below_the_home_or_on_the_path(
     assert ran.stdout.startswith(READY_MARKER + bytes(there) + b"|-I|")
 
 
-def test_names_each_place_where_an_interpreter_is_missing() -> None:
-    ran = start("sh", candidates_text(["~/v/python", "~you/python"]), home="/home/me")
-    assert ran.stderr.decode() == f"{NO_PYTHON}: /home/me/v/python ~you/python\n"
-
-
 @pytest.mark.parametrize("shell", LOGIN_SHELLS)
-@pytest.mark.parametrize(
-    "names", [[], ["/nowhere/python"], ["nopython3", ";id", "$(id)"]], ids=["none", "one", "odd"]
-)
-def test_reports_a_node_without_an_interpreter(shell: str, names: list[str]) -> None:
-    ran = start(shell, candidates_text(names))
+@pytest.mark.parametrize("names", ["", "~/v/python ~you/python", "nopython3 ;id $(id)"])
+def test_reports_a_node_without_an_interpreter_and_each_place(shell: str, names: str) -> None:
+    ran = start(shell, candidates_text(names.split()), home="/home/me")
     assert (ran.returncode, ran.stdout) == (127, READY_MARKER)
+    assert ran.stderr.decode().rstrip() == f"{NO_PYTHON}: {names.replace('~/', '/home/me/')}".rstrip()
     assert PLAIN.failure(ProcessEnd(ran.stderr.decode())).kind is Kind.NO_PYTHON
 
 
@@ -119,34 +115,18 @@ def test_reports_an_interpreter_that_is_too_old(tmp_path: Path) -> None:
     code = f"#!{sys.executable} -IS\n{pretend};sys.argv=['-c',name];exec(code)\n"
     ran = start("sh", candidates_text([program(tmp_path / "python3.6", code)]))
     assert (ran.returncode, ran.stdout) == (1, READY_MARKER)
-    assert PLAIN.failure(ProcessEnd(ran.stderr.decode())) == LinkFailure(
-        Kind.OLD_PYTHON, f"{TOO_OLD} 3.6.9 (default)"
-    )
-
-
-TELL_MAIN = """
-def main(nonce, node):
-    import json, sys
-    print(json.dumps([nonce, node, __name__, sys.argv]), flush=True)
-"""
-
-
-def test_a_real_interpreter_runs_the_agent_that_comes_through_the_pipe() -> None:
-    text = boot_text(bundle_of(TELL_MAIN, TELL_MAIN), "n0nce", 3)
-    ran = start("sh", candidates_text([sys.executable]) + text)
-    assert ran.stderr == b""
-    told = json.loads(ran.stdout[len(READY_MARKER) :])
-    assert told == ["n0nce", 3, "distlaunch.agent.guardian", ["-c", TOO_OLD]]
+    failure = LinkFailure(Kind.OLD_PYTHON, f"{TOO_OLD} 3.6.9 (default)")
+    assert PLAIN.failure(ProcessEnd(ran.stderr.decode())) == failure
 
 
 @pytest.mark.parametrize(
     ("magic", "printed"),
-    [(importlib.util.MAGIC_NUMBER, b"compiled\n"), (b"\0\0\r\n", b"source\n")],
+    [(importlib.util.MAGIC_NUMBER, b"compiled n0nce 3\n"), (b"\0\0\r\n", b"source n0nce 3\n")],
     ids=["same version", "another version"],
 )
 def test_compiled_code_is_used_only_by_the_version_that_made_it(magic: bytes, printed: bytes) -> None:
-    source, compiled = (f"def main(*_): print({word!r})" for word in ("source", "compiled"))
-    text = boot_text(bundle_of(source, compiled, magic), "n", 0)
+    source, compiled = (f"def main(*given): print({word!r}, *given)" for word in ("source", "compiled"))
+    text = boot_text(bundle_of(source, compiled, magic), "n0nce", 3)
     ran = start("sh", candidates_text([sys.executable]) + text)
     assert (ran.stdout, ran.stderr) == (READY_MARKER + printed, b"")
 
@@ -166,28 +146,19 @@ def test_an_agent_works_under_a_limit_on_its_address_space() -> None:
     assert completed([sys.executable, "-c", text], cwd=ROOT).stdout == "on\n"
 
 
-def python_3_8() -> str:
-    """The oldest interpreter for which an agent is written, if it is here."""
-    named = [*Path.home().glob(".pyenv/versions/3.8.*/bin/python"), shutil.which("python3.8")]
-    found = [str(path) for path in named if path]
-    works = (path for path in found if subprocess.run([path, "-c", ""], check=False).returncode == 0)
-    return next(works, "")
-
-
 def test_a_job_runs_on_python_3_8(tmp_path: Path) -> None:
-    python = python_3_8()
-    if not python:
+    """The oldest one for which an agent is written."""
+    named = [*map(str, Path.home().glob(".pyenv/versions/3.8.*/bin/python")), shutil.which("python3.8")]
+    works = [path for path in named if path and completed([path, "-c", ""]).returncode == 0]
+    if not works:
         pytest.skip("python3.8 is missing")
-    job = write_job(tmp_path, "print('ran')", f"gpus_per_node: 0\nprocs_per_node: 2\npython: {python}\n")
-    done = distlaunch("run", str(job))
-    assert (done.returncode, done.stdout.count("ran")) == (0, 2), done.stderr
+    done = run_one(tmp_path, "print('ran')", f"procs_per_node: 2\npython: {works[0]}\n", status=0)
+    assert done.stdout.count("ran") == 2
 
 
-@pytest.mark.parametrize("nudges", [0, 1, 3])
-def test_empty_lines_before_the_candidates_are_skipped(nudges: int, fake_python: Path) -> None:
-    ran = start("sh", NUDGE * nudges + candidates_text([str(fake_python)]))
-    assert ran.returncode != 127
-    assert NO_PYTHON.encode() not in ran.stderr
+def test_empty_lines_before_the_candidates_are_skipped(fake_python: Path) -> None:
+    ran = start("sh", NUDGE * 3 + candidates_text([str(fake_python)]))
+    assert ran.stdout.startswith(READY_MARKER + bytes(fake_python) + b"|-I|")
 
 
 def test_a_leaving_agent_starts_no_workers(tmp_path: Path) -> None:
@@ -217,3 +188,95 @@ def test_a_leaving_agent_starts_no_workers(tmp_path: Path) -> None:
         if pid:
             with contextlib.suppress(ProcessLookupError):
                 kill(pid)
+
+
+# The code that agents are started from, also before the job file is read
+
+
+@pytest.fixture
+def early() -> Link:
+    link = open_early(shares_stdio=False)
+    assert link is not None
+    return link
+
+
+OURS, ANOTHER = sys.executable, "/another/python"
+
+
+@pytest.mark.parametrize(
+    ("node", "python", "taken"),
+    [
+        (NodeSpec("a"), None, True),
+        (NodeSpec("a"), OURS, True),
+        (NodeSpec("a", python=OURS), ANOTHER, True),
+        (NodeSpec("a"), ANOTHER, False),
+        (NodeSpec("a", python=ANOTHER), OURS, False),
+        (NodeSpec("a", Command("a", ("env",))), None, False),
+    ],
+    ids=["no python", "ours", "ours on that node", "another", "another on that node", "another host"],
+)
+def test_an_early_agent_is_used_or_ends(node: NodeSpec, python: str | None, taken: bool, early: Link) -> None:
+    program = Program("command", ("true",), workdir="/", python=python)
+    links = open_links(JobSpec("job", (node,), program, Logs("/")), early)
+    assert (links[0] is early) is taken
+    assert early.has_ended is not taken
+    links[0].discard()
+    early.discard()  # as the command does in the end, whatever has become of it
+
+
+def test_an_early_agent_in_use_is_not_discarded(early: Link) -> None:
+    early.send(0, messages.Ping())
+    early.discard()
+    assert not early.has_ended
+    early.hang_up()
+    early.close()
+
+
+def test_a_link_can_break_the_protocol_after_its_process_has_exited() -> None:
+    child = process.start(["true"], os.environ)
+    link = Link(Local(), child, Streams([b""], "nonce"), bytes)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    link.distrust("a lie")
+    assert select.select([link.exit_descriptor()], [], [], PATIENCE_S)[0]
+    assert "a lie" in link.failure().words
+    link.close()
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of distlaunch that nobody has started yet."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    return Path(shutil.copytree(ROOT / "distlaunch", tmp_path / "distlaunch", ignore=ignored))
+
+
+def test_ships_the_agent_as_it_is_now_and_leaves_only_what_python_compiles(copy: Path) -> None:
+    (copy.parent / "job.yaml").write_text("command: ['true']\ngpus_per_node: 0\n")
+    env = {**os.environ, "PYTHONPATH": str(copy.parent)}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+
+    def status() -> int:
+        return distlaunch("run", "job.yaml", env=env, cwd=copy.parent).returncode
+
+    before = {path for path in copy.rglob("*") if path.is_file()}
+    assert [status(), status()] == [0, 0]
+    made = {path for path in copy.rglob("*") if path.is_file()} - before
+    assert {(path.parent.name, path.suffix) for path in made} == {("__pycache__", ".pyc")}
+    module = copy / "agent" / "serve.py"
+    module.write_text(module.read_text() + "\nos._exit(9)\n")
+    assert status() != 0
+
+
+def test_the_agents_modules_are_not_compiled_each_time(copy: Path) -> None:
+    code = (
+        "import builtins, sys; sys.path[0:0] = [sys.argv[1]]\n"
+        "from distlaunch.launch import opening\n"
+        "opening.bundle_for(False)\n"  # now there are .pyc files of all
+        "made, real = [], compile\n"
+        "builtins.compile = lambda *words, **more: made.append(words[1]) or real(*words, **more)\n"
+        "opening.bundle_for.cache_clear()\n"
+        "opening.bundle_for(False)\n"
+        "print(*made)"
+    )
+    completed([sys.executable, "-m", "compileall", "-q", copy], status=0)
+    done = completed([sys.executable, "-c", code, str(copy.parent)])
+    assert done.stdout == "distlaunch\n"  # which has no file

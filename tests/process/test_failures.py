@@ -7,7 +7,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from distlaunch.agent.procfs import state
 from tests.cluster.hosts import parent_of
 from tests.harness import (
     PATIENCE_S,
-    children_of,
     completed,
     descendants_of,
     distlaunch,
@@ -29,17 +27,7 @@ from tests.harness import (
     wait_until,
     write_job,
 )
-from tests.process.commands import FOUR, ONE, SLEEPER, run_one, sleeper
-
-
-def test_reports_status_and_last_output_of_the_rank_that_failed_first(tmp_path: Path) -> None:
-    fails = "print('the cause', file=sys.stderr); sys.exit(7)"
-    worker = f"import os, signal, sys\nif os.environ['RANK'] == '2': {fails}\nsignal.pause()"
-    done = run_one(tmp_path, worker, "nodes: 2\nprocs_per_node: 2\n", status=7)
-    assert "rank 2 (node1) failed first: exit status 7" in done.stderr
-    assert "  | the cause" in done.stderr
-    assert "ranks 0-1, 3: stopped by distlaunch" in done.stderr
-    assert "Traceback" not in done.stderr
+from tests.process.commands import FOUR, ONE, SLEEPER, TWO, run_one, sleeper
 
 
 def test_does_not_try_the_same_exception_a_third_time(tmp_path: Path) -> None:
@@ -55,16 +43,16 @@ def test_does_not_try_the_same_exception_a_third_time(tmp_path: Path) -> None:
 def test_a_rank_that_failed_before_it_was_told_to_stop_is_not_called_stopped(tmp_path: Path) -> None:
     """The agent of rank 1 is suspended, so that it learns of the failure and of the stop at the same time."""
     worker = """
-        import os, sys
+        import os
         rank = os.environ["RANK"]
-        print("ready", rank, os.getpid(), flush=True)
+        os.write(1, f"ready {rank} {os.getpid()}\\n".encode())
         open("gate" + rank).read()
-        print("no data", file=sys.stderr)
+        os.write(2, b"no data\\n")
         raise SystemExit(3 + int(rank))
-        """
+    """
     for rank in (0, 1):
         os.mkfifo(tmp_path / f"gate{rank}")
-    with running(write_job(tmp_path, worker, "gpus_per_node: 0\nnodes: 2\n")) as run:
+    with running(write_job(tmp_path, worker, f"{ONE}nodes: 2\n")) as run:
         pid = run.wait_ready(2)[1]
         agent = parent_of(pid)
         kill(agent, signal.SIGSTOP)
@@ -78,6 +66,7 @@ def test_a_rank_that_failed_before_it_was_told_to_stop_is_not_called_stopped(tmp
 
 
 def test_folds_identical_tracebacks(tmp_path: Path) -> None:
+    """Those of ranks that fail at the same time, and ignore that they are told to stop."""
     worker = """
         import os, signal
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -85,16 +74,15 @@ def test_folds_identical_tracebacks(tmp_path: Path) -> None:
             os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
             release.read()
         raise RuntimeError(f"rank {os.environ['RANK']} is unhappy")
-        """
+    """
     os.mkfifo(tmp_path / "release")
     release = os.open(tmp_path / "release", os.O_RDWR)
-    with running(write_job(tmp_path, worker, FOUR)) as run:
-        run.wait_ready(4)
+    with running(write_job(tmp_path, worker, TWO)) as run:
+        run.wait_ready(2)
         os.close(release)
         assert run.wait() == 1
-        summary = [line for line in run.stderr.splitlines() if line.startswith("distlaunch:")]
-        assert sum("RuntimeError: rank" in line for line in summary) == 1, run.stderr
-        assert "also failed, with the same traceback" in run.stderr
+    assert len(re.findall(r"(?m)^distlaunch:.*RuntimeError: rank", run.stderr)) == 1, run.stderr
+    assert "also failed, with the same traceback" in run.stderr
 
 
 def test_the_cause_stands_above_its_last_output_where_both_streams_go_to_one_place(tmp_path: Path) -> None:
@@ -108,9 +96,7 @@ def test_the_cause_stands_above_its_last_output_where_both_streams_go_to_one_pla
     assert "[node0:0] half" in lines
 
 
-def test_a_line_on_another_stream_does_not_separate_the_cause_from_its_last_output(
-    tmp_path: Path, gate: Path
-) -> None:
+def test_a_line_on_another_stream_does_not_separate_cause_and_output(tmp_path: Path, gate: Path) -> None:
     """A line that lacked its end, on another stream; what was said on stderr has been shown by then."""
     worker = "import os; os.write(1, b'half'); os.write(2, b'boom\\n'); open('gate').read(); os._exit(1)"
     with running(write_job(tmp_path, worker, ONE)) as run:
@@ -137,26 +123,16 @@ def test_a_long_traceback_keeps_its_first_lines(tmp_path: Path) -> None:
         train()
     """
     done = run_one(tmp_path, worker, "logs: {console: none}")
-    shown = [line for line in done.stderr.splitlines() if line.startswith("distlaunch:   | ")]
+    shown = re.findall(r"distlaunch:   \| (.*)", done.stderr)
     assert len(shown) == 24 + 1
-    assert shown[0].endswith("| Traceback (most recent call last):")
+    assert shown[0] == "Traceback (most recent call last):"
     assert "in <module>" in shown[1]
     assert "lines not shown)" in shown[7]
-    assert shown[-1].endswith("ZeroDivisionError: division by zero")
+    assert shown[-1] == "ZeroDivisionError: division by zero"
 
 
-NAN, INFINITY = '{"message": "boom", "x": NaN}', '{"message": {"message": 1e999}}'
-DEEP, SURROGATE = "[" * 975 + "]" * 975, '"\\ud800"'
-RECORD = {"message": {"message": "boom", "extraInfo": {"py_callstack": "Traceback: deep\nboom at last"}}}
-FAILED = "distlaunch: rank 0 (node0) failed first: exit status 3"
-UNDER_RUN = "which ranks lack: set `stdin: rank 0`, or use `distlaunch torchrun`"
 NO_INPUT = "nodes: [there]\nlauncher: {command: [sh, -c, 'exec \"$@\" </dev/null', sh]}\n"
-
-
-def fails_with(record: str) -> str:
-    """A worker that fails and leaves this error record."""
-    path = "os.environ['TORCHELASTIC_ERROR_FILE']"
-    return f"import os; open({path}, 'w').write({record!r}); raise SystemExit(3)"
+UNDER_RUN = "which ranks lack: set `stdin: rank 0`, or use `distlaunch torchrun`"
 
 
 @pytest.mark.parametrize(
@@ -164,58 +140,67 @@ def fails_with(record: str) -> str:
     [
         ("input('name? ')", "", 1, f"hint: input() needs stdin, {UNDER_RUN}\n"),
         ("breakpoint()", "", 1, f"hint: breakpoint() needs a terminal, {UNDER_RUN}"),
-        (fails_with(json.dumps(RECORD)), "", 3, "  | boom at last"),
-        *((fails_with(odd), "", 3, FAILED) for odd in (NAN, INFINITY, DEEP, SURROGATE)),
-        ("import os; os.mkfifo(os.environ['TORCHELASTIC_ERROR_FILE']); exit(3)", "", 3, FAILED),
         (SLEEPER, "timeouts: {job: 500ms}", 124, "the job timed out after 0.5 s (timeouts.job)"),
         ("", NO_INPUT, 69, "no python; it received no input: make the command pass on standard input"),
     ],
-    ids=[
-        *("input", "breakpoint", "torch's record", "NaN", "infinity", "deep", "surrogate", "fifo"),
-        *("time limit", "no input"),
-    ],
+    ids=["input", "breakpoint", "time limit", "no input"],
 )
 def test_explains_a_failure(tmp_path: Path, worker: str, keys: str, status: int, words: str) -> None:
     done = run_one(tmp_path, worker, keys, status=status)
     assert words in done.stderr
 
 
-HELPER = "read _; exec sleep 0.05"
-"""Ends when its parent has, but not at once; it takes hardly any CPU time, of which others may want much."""
-LEAVES = sleeper("""
-    import os, signal, time
-    from multiprocessing import get_context, resource_tracker, shared_memory
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    lock, memory = get_context("spawn").Lock(), shared_memory.SharedMemory(create=True, size=1)
-    open("names", "w").write(f"sem.{lock._semlock.name[1:]} {memory.name}")
-    tracker = resource_tracker._resource_tracker._pid
-    while "SigBlk:\\t0000000000000000\\n" not in open(f"/proc/{tracker}/status").read():
-        time.sleep(0.01)  # it starts with signals blocked, until it ignores them
-""")
+RECORD = {"message": {"message": "boom", "extraInfo": {"py_callstack": "Traceback: deep\nboom at last"}}}
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (json.dumps(RECORD), "  | boom at last"),
+        *((odd, "") for odd in ('{"message": "boom", "x": NaN}', '{"message": {"message": 1e999}}')),
+        *((odd, "") for odd in ("[" * 975 + "]" * 975, '"\\ud800"', None)),
+    ],
+    ids=["torch's record", "NaN", "infinity", "deep", "surrogate", "fifo"],
+)
+def test_reads_an_error_record_or_survives_it(tmp_path: Path, record: str | None, words: str) -> None:
+    path = "os.environ['TORCHELASTIC_ERROR_FILE']"
+    leaves = f"open({path}, 'w').write({record!r})" if record else f"os.mkfifo({path})"
+    done = run_one(tmp_path, f"import os; {leaves}; raise SystemExit(3)", status=3)
+    assert "distlaunch: rank 0 (node0) failed first: exit status 3" in done.stderr
+    assert words in done.stderr
 
 
 def test_a_helper_that_ends_with_its_worker_is_not_reported_as_killed(tmp_path: Path) -> None:
-    worker = f"""
+    """The helper ends when its parent has, but not at once; it takes little CPU time, as others want much."""
+    worker = """
         import os, subprocess
         read, write = os.pipe()
-        subprocess.Popen(["sh", "-c", {HELPER!r}], stdin=read)
+        subprocess.Popen(["sh", "-c", "read _; exec sleep 0.05"], stdin=read)
         os.close(read)
     """
-    done = run_one(tmp_path, worker, status=0)
-    assert "killed" not in done.stderr
+    assert "killed" not in run_one(tmp_path, worker, status=0).stderr
 
 
-@pytest.mark.parametrize("end", ["it is killed", "it ignores SIGTERM"])
-def test_shared_memory_of_a_killed_worker_is_unlinked(tmp_path: Path, end: str) -> None:
+@pytest.mark.parametrize(("harm", "status"), [("kill", 137), ("stop", 143)])
+def test_shared_memory_of_a_killed_worker_is_unlinked(tmp_path: Path, harm: str, status: int) -> None:
     """Python's resource tracker does it, which ignores SIGTERM: killed with its worker, it could not."""
-    job = write_job(tmp_path, LEAVES, "gpus_per_node: 0\ntimeouts: {stop: 100ms}")
-    with running(job) as run:
+    leaves = sleeper("""
+        import os, signal, time
+        from multiprocessing import get_context, resource_tracker, shared_memory
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        lock, memory = get_context("spawn").Lock(), shared_memory.SharedMemory(create=True, size=1)
+        open("names", "w").write(f"sem.{lock._semlock.name[1:]} {memory.name}")
+        tracker = resource_tracker._resource_tracker._pid
+        while "SigBlk:\\t0000000000000000\\n" not in open(f"/proc/{tracker}/status").read():
+            time.sleep(0.01)  # it starts with signals blocked, until it ignores them
+    """)
+    with running(write_job(tmp_path, leaves, f"{ONE}timeouts: {{stop: 100ms}}")) as run:
         (worker,) = run.wait_ready(1).values()
-        names = (tmp_path / "names").read_text().split()
-        assert [name for name in names if Path("/dev/shm", name).exists()] == names
-        kill(worker) if end == "it is killed" else run.process.send_signal(signal.SIGTERM)
-        assert run.wait() == (137 if end == "it is killed" else 143)
-        assert [name for name in names if Path("/dev/shm", name).exists()] == []
+        paths = [Path("/dev/shm", name) for name in (tmp_path / "names").read_text().split()]
+        assert [path.exists() for path in paths] == [True, True]
+        kill(worker) if harm == "kill" else run.process.terminate()
+        assert run.wait() == status
+        assert [path.exists() for path in paths] == [False, False]
         assert run.holders() == []
 
 
@@ -236,43 +221,7 @@ def test_waits_for_a_slow_connection(tmp_path: Path) -> None:
         assert run.stdout == "[far:0] here\n"
 
 
-@pytest.mark.parametrize(
-    ("harm", "why"),
-    [
-        ("close", "the connection to its agent was interrupted"),
-        ("alter", "the data sent to its agent was altered in transit (unknown frame kind 97)"),
-    ],
-)
-def test_reports_a_connection_that_was_closed_or_altered(harm: str, why: str, tmp_path: Path) -> None:
-    """As by what stands between: a container's exec, a proxy. It passes all on until it gets SIGUSR1."""
-    between = tmp_path / "between.py"
-    between.write_text(f"""if True:
-        import os, signal, subprocess, sys
-        agent = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
-        def end(*signals):
-            if signals and {harm!r} == "alter":
-                os.write(agent.stdin.fileno(), b"a" * 99)
-            agent.stdin.close()
-            sys.exit(agent.wait())
-        signal.signal(signal.SIGUSR1, end)
-        while piece := os.read(0, 65536):
-            agent.stdin.write(piece)
-            agent.stdin.flush()
-        end()
-    """)
-    launcher = json.dumps({"command": [sys.executable, str(between), "env", "WHERE={host}"]})
-    job = f"nodes: [there]\ngpus_per_node: 0\nprocs_per_node: 2\nlauncher: {launcher}\n"
-    with running(write_job(tmp_path, SLEEPER, job)) as run:
-        run.wait_ready(2)
-        kill(children_of(run.process.pid)[0], signal.SIGUSR1)
-        assert run.wait() == 71
-        assert f"there was lost: {why}\n" in run.stderr, run.stderr
-        wait_gone([*run.worker_pids().values()], 5.0)
-
-
 NO_SCRIPT = "/no.py: No such file or directory; a relative script is looked for in the node's workdir"
-WITHOUT_PY = "hint: write the module without .py: `module: plain`; for a file, use `script:`\n"
-IN_PACKAGE = "hint: specify a module in that package, or add a __main__.py, which `python -m pkg` runs\n"
 MISNAMED = "hint: check the module's name: Python looks for it in the workdir and on PYTHONPATH\n"
 
 
@@ -282,10 +231,10 @@ MISNAMED = "hint: check the module's name: Python looks for it in the workdir an
         ("script: worker.py\nworkdir: nowhere", 127, "nowhere: No such file or directory (set by workdir)\n"),
         ("script: no.py\nrestarts: {max: 1}", 127, f"{NO_SCRIPT} (by default the job file's"),
         ("script: no.py\nrendezvous: {backend: etcd-v2, endpoint: 'e:1'}", 127, NO_SCRIPT),
-        ("module: plain.py", 1, WITHOUT_PY),
+        ("module: plain.py", 1, "hint: write the module without .py: `module: plain`; for a file, use"),
         ("module: pkg.trian", 1, MISNAMED),
         ("module: pgk.train", 1, MISNAMED),
-        ("module: pkg", 1, IN_PACKAGE),
+        ("module: pkg", 1, "hint: specify a module in that package, or add a __main__.py, which"),
     ],
 )
 def test_names_what_cannot_be_started(tmp_path: Path, program: str, status: int, words: str) -> None:
@@ -304,10 +253,8 @@ def test_names_a_script_that_cannot_be_read(tmp_path: Path) -> None:
     job = write_job(tmp_path, "", ONE)
     (tmp_path / "worker.py").chmod(0)
     as_others = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
-    argv = [*as_others, *distlaunch_argv("run", str(job))]
-    done = completed(argv, status=126)
-    assert "could not be started: " in done.stderr
-    assert "/worker.py: Permission denied\n" in done.stderr
+    done = completed([*as_others, *distlaunch_argv("run", str(job))], status=126)
+    assert re.search(r"could not be started: .*/worker\.py: Permission denied\n", done.stderr), done.stderr
 
 
 def test_says_once_why_each_node_is_unusable(tmp_path: Path) -> None:
@@ -324,11 +271,8 @@ def test_says_once_why_each_node_is_unusable(tmp_path: Path) -> None:
 def test_a_port_in_use_names_its_owner(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        job = write_job(tmp_path, "print('started')", f"gpus_per_node: 0\nmaster_port: {port}")
-        done = distlaunch("run", str(job))
-    assert done.returncode == 75
-    assert f"can't use port {port} on node0" in done.stderr
-    assert "pid" in done.stderr
+        done = run_one(tmp_path, "print('started')", f"master_port: {port}", status=75)
+    assert re.search(rf"can't use port {port} on node0.*\bpid\b", done.stderr, re.DOTALL), done.stderr
     assert "started" not in done.stdout
 
 
@@ -337,22 +281,19 @@ def test_error_records_are_deleted_on_the_node(whose: str, tmp_path: Path) -> No
     scratch, other = tmp_path / "tmp", tmp_path / "other"
     scratch.mkdir()
     other.mkdir()
-    job = f"{FOUR}\nenv: {{TMPDIR: {scratch}}}\n" if whose == "the job's" else FOUR
-    environment = {**os.environ, "TMPDIR": str(other if whose == "the job's" else scratch)}
-    with running(write_job(tmp_path, SLEEPER, job), env=environment) as run:
-        pids = run.wait_ready(4)
+    env, of_node = (f"env: {{TMPDIR: {scratch}}}\n", other) if whose == "the job's" else ("", scratch)
+    job = write_job(tmp_path, SLEEPER, f"{ONE}nodes: 2\n{env}")
+    with running(job, env={**os.environ, "TMPDIR": str(of_node)}) as run:
+        pids = run.wait_ready(2)
         assert len(list(scratch.iterdir())) == 2
-        kill(parent_of(pids[2]))  # this one can't delete its own
+        kill(parent_of(pids[1]))  # this one can't delete its own
         assert run.wait() == 71
     assert list(scratch.iterdir()) == list(other.iterdir()) == []
 
 
 def test_the_job_continues_when_the_disk_behind_stdout_is_full(tmp_path: Path) -> None:
-    job = write_job(tmp_path, "print('x' * 100)", ONE)
     with Path("/dev/full").open("w") as full:
-        argv = distlaunch_argv("run", str(job))
-        done = completed(argv, stdout=full, stderr=subprocess.PIPE)
-    assert done.returncode == 0, done.stderr
+        done = run_one(tmp_path, "print('x' * 100)", status=0, stdout=full, stderr=subprocess.PIPE)
     assert done.stderr.count("can't write to stdout: No space left on device; the job continues") == 1
 
 
@@ -365,9 +306,8 @@ def test_a_stopped_controller_is_the_root_cause_and_not_running_meanwhile(tmp_pa
         kill(run.process.pid, signal.SIGCONT)
         assert run.wait() == 71
     assert " SUSPENDED " in listed, listed
-    told = [line for line in run.stderr.splitlines() if "suspended for" in line or " was lost: " in line]
-    assert len(told) == 1, run.stderr
-    assert "this machine, or this command, was suspended for " in told[0]
+    (told,) = (line for line in run.stderr.splitlines() if "suspended for" in line or " was lost: " in line)
+    assert "this machine, or this command, was suspended for " in told
     assert "did not confirm" not in run.stderr
 
 
@@ -397,30 +337,23 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on(tmp_path: Path, gate: Path) 
         assert run.wait() == 0, run.stderr
 
 
-def test_processes_that_a_worker_leaves_behind_end_with_it_unless_they_are_handed_over(
-    tmp_path: Path,
-) -> None:
+def test_processes_of_a_worker_end_with_it_unless_they_are_handed_over(tmp_path: Path) -> None:
+    """The helper opens the named pipe, and keeps it open until it dies."""
     worker = """
-        import os, subprocess, sys
-
-        rank = os.environ["RANK"]
-        if rank == "0":  # the helper opens the named pipe, and keeps it open until it dies
+        import os, subprocess
+        if os.environ["RANK"] == "0":
             helper = ["sh", "-c", "exec 3> $0; echo $$ >&3; exec sleep 1000"]
             for pipe, words in (("own", []), ("shared", ["env", "-u", "TORCHELASTIC_ERROR_FILE"])):
                 subprocess.Popen([*words, *helper, pipe], start_new_session=True)
-        if rank == "1":
+        else:
             with open("own") as own, open("shared") as shared:
                 own.read()
                 os.kill(int(shared.readline()), 0)
-        """
-    job = write_job(tmp_path, worker, "gpus_per_node: 0\nprocs_per_node: 2")
+    """
     for pipe in ("own", "shared"):
         os.mkfifo(tmp_path / pipe)
-    done = distlaunch("run", str(job), status=0)
+    done = run_one(tmp_path, worker, "procs_per_node: 2", status=0)
     assert "node0: killed 2 processes that outlived their workers" in done.stderr
-
-
-TELLS_LIMIT = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
 
 
 @pytest.mark.parametrize(
@@ -428,27 +361,26 @@ TELLS_LIMIT = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)
     [
         ("ulimit -Sn 128", "procs_per_node: 60", 60, 128),
         ("ulimit -Sn 100", "nodes: 40", 40, None),  # which the controller raises
+        ("ulimit -n 80", "nodes: 8\nprocs_per_node: 4", 32, 80),  # of 64 log files few stay open
         ("exec 300>/dev/null; ulimit -n 200", "", 1, 200),  # as a shell leaves one open, and lowers its limit
     ],
-    ids=["ranks", "nodes", "a descriptor above it"],
+    ids=["ranks", "nodes", "logs", "a descriptor above it"],
 )
-def test_runs_under_a_low_limit_on_descriptors(
-    tmp_path: Path, shell: str, keys: str, ranks: int, limit: int | None
-) -> None:
-    job = write_job(tmp_path, TELLS_LIMIT, ONE + keys)
-    done = completed(["bash", "-c", f"{shell}; exec {shlex.join(distlaunch_argv('run', str(job)))}"])
-    assert done.returncode == 0, done.stderr
+def test_needs_few_descriptors(tmp_path: Path, shell: str, keys: str, ranks: int, limit: int | None) -> None:
+    tells = "import os, resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE)); os.write(2, b'err\\n')"
+    job = write_job(tmp_path, tells, ONE + keys)
+    done = completed(["bash", "-c", f"{shell}; exec {shlex.join(distlaunch_argv('run', str(job)))}"], 0)
     limits = [int(line.split()[1]) for line in done.stdout.splitlines()]
-    assert len(limits) == ranks
+    assert (len(limits), done.stderr.count("] err\n")) == (ranks, ranks)
     assert {*limits} == {limit} or not limit
+    assert "finished" in done.stderr
 
 
 @pytest.mark.parametrize("closed", [0, 1, 2])
 def test_runs_with_a_closed_standard_stream(tmp_path: Path, closed: int) -> None:
     job = write_job(tmp_path, "import sys; print('out'); print('err', file=sys.stderr)", ONE)
-    done = completed(["/bin/sh", "-c", f"{shlex.join(distlaunch_argv('run', str(job)))} {closed}>&-"])
-    assert done.returncode == 0, done.stderr
+    done = completed(["/bin/sh", "-c", f"{shlex.join(distlaunch_argv('run', str(job)))} {closed}>&-"], 0)
     assert done.stdout == ("" if closed == 1 else "[node0:0] out\n")
     assert ("[node0:0] err\n" in done.stderr) == (closed != 2)
-    (directory,) = (tmp_path / "runs").iterdir()
-    assert (directory / "rank0.out").read_text() == "out\n"
+    (log,) = (tmp_path / "runs").glob("*/rank0.out")
+    assert log.read_text() == "out\n"

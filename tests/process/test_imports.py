@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,21 +14,26 @@ from tests.harness import distlaunch
 TELL = "import os, sys; print('told', os.environ['RANK'], sys.argv[1:], flush=True)\n"
 
 
+def imported(*words: str, **options: Any) -> str:
+    """What is printed, without a complaint."""
+    made = distlaunch("import", *words, **options, status=0)
+    assert made.stderr == ""
+    return made.stdout
+
+
 @pytest.mark.parametrize("as_words", [False, True], ids=["quoted", "after --"])
 def test_an_imported_torchrun_command_runs(as_words: bool, tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text(TELL)
     words = ["torchrun", "--nproc-per-node", "2", "x.py", "a", "é $(b)", "{rank}", "{epoch}", "{{a}}"]
     command = ["--", *words] if as_words else [shlex.join(words)]
-    made = distlaunch("import", "torchrun", *command)
-    assert (made.returncode, made.stderr) == (0, "")
-    (tmp_path / "job.yaml").write_text(made.stdout)
+    (tmp_path / "job.yaml").write_text(imported("torchrun", *command))
     ran = distlaunch("run", str(tmp_path / "job.yaml"), cwd="/", status=0)
     for rank in range(2):
         assert f"told {rank} ['a', 'é $(b)', '{{rank}}', '{{epoch}}', '{{{{a}}}}']" in ran.stdout
 
 
 def test_json_has_the_keys_and_the_comments() -> None:
-    made = json.loads(distlaunch("import", "torchrun", "torchrun -t 3 x.py", "--json").stdout)
+    made = json.loads(imported("torchrun", "torchrun -t 3 x.py", "--json"))
     assert made["job"] == {"procs_per_node": 1, "script": "x.py"}
     assert any("--tee" in comment for comment in made["comments"])
 
@@ -44,16 +50,14 @@ srun torchrun --nnodes $SLURM_NNODES --nproc_per_node 2 --rdzv_endpoint $MASTER_
 def test_an_imported_batch_script_runs_and_becomes_one_again(tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text(TELL)
     (tmp_path / "job.sh").write_text(BATCH)
-    made = distlaunch("import", "sbatch", str(tmp_path / "job.sh"))
-    assert (made.returncode, made.stderr) == (0, "")
-    (tmp_path / "job.yaml").write_text(made.stdout)
+    (tmp_path / "job.yaml").write_text(imported("sbatch", str(tmp_path / "job.sh")))
     has_python = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     job = str(tmp_path / "job.yaml")
     keys = ("--set", "gpus_per_node=0", "--set", "launcher=local")
     ran = distlaunch("run", job, *keys, env=has_python, cwd="/", status=0)
     for rank in range(4):
         assert f"told {rank} ['a']" in ran.stdout
-    script = distlaunch("export", "slurm", str(tmp_path / "job.yaml")).stdout
+    script = distlaunch("export", "slurm", job).stdout
     for line in ("nodes=2", "gpus-per-node=2", "ntasks-per-node=2", "time=1:00:00"):
         assert f"#SBATCH --{line}\n" in script
     assert "module load cuda\n" in script
@@ -77,10 +81,8 @@ def test_names_the_command_that_installs_a_missing_extra(tmp_path: Path) -> None
     ],
 )
 def test_a_dash_is_standard_input(kind: str, text: str, words: str) -> None:
-    made = distlaunch("import", kind, "-", input=text)
-    assert (made.returncode, made.stderr) == (0, "")
-    assert words in made.stdout
-    assert "hostfile:" not in made.stdout
+    made = imported(kind, "-", input=text)
+    assert words in made and "hostfile:" not in made
 
 
 @pytest.mark.parametrize("command", ["submit", "run", "import torchrun", "import accelerate"])
@@ -91,17 +93,6 @@ def test_other_commands_point_to_the_import_of_a_batch_script(command: str) -> N
     assert refused.stderr == f"distlaunch: {told}"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["torchrun", "torchrun 'x"], "no closing quotation: torchrun 'x"),
-        (["sbatch", "nowhere"], "nowhere: No such file"),
-        (["sbatch", "/bin/true"], "not"),
-        (["sbatch", "/dev/null"], "/dev/null: found no srun with Python, torchrun or accelerate"),
-    ],
-)
-def test_reports_a_mistake_in_one_line(arguments: list[str], words: str) -> None:
-    refused = distlaunch("import", *arguments)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert len(refused.stderr.splitlines()) == 1
-    assert words in refused.stderr
+def test_reports_a_mistake_in_one_line() -> None:
+    refused = distlaunch("import", "sbatch", "/bin/true", status=2)
+    assert (refused.stdout, len(refused.stderr.splitlines()), "not" in refused.stderr) == ("", 1, True)

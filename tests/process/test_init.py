@@ -3,45 +3,39 @@
 import os
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.harness import Going, descendants_of, distlaunch, distlaunch_argv, line_pipe, wait_gone
+from tests.harness import ROOT, Going, descendants_of, distlaunch, distlaunch_argv, line_pipe, wait_gone
 from tests.process.test_allocations import HERE, PBS, environment
 
 
+@pytest.fixture(autouse=True)
+def in_any_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
 @contextmanager
-def asked(directory: Path, typed: str, *words: str) -> Iterator[Going]:
-    """`distlaunch init` on a terminal with these lines."""
+def asked(directory: Path, typed: str, *words: str, command: str = "init") -> Iterator[Going]:
+    """`distlaunch init`, or another command, on a terminal with these lines."""
     (directory / "train.py").write_text("import torch\n")
     (directory / "tool.py").touch()
     controller, terminal = os.openpty()
     os.write(controller, typed.encode())
-    try:
-        with running_argv(directory, distlaunch_argv("init", *words), stdin=terminal) as run:
-            yield run
-    finally:
-        os.close(controller)
-        os.close(terminal)
-
-
-@contextmanager
-def running_argv(directory: Path, argv: Sequence[str], **options: Any) -> Iterator[Going]:
-    run = Going(directory, argv, cwd=directory, env={**os.environ, "PYTHONPATH": os.getcwd()}, **options)
+    run = Going(directory, distlaunch_argv(command, *words), cwd=directory, stdin=terminal)
     try:
         yield run
     finally:
         run.kill()
+        os.close(controller)
+        os.close(terminal)
 
 
 @pytest.mark.parametrize(("typed", "script"), [("\n\n", "train.py"), ("no.py\ntool.py\n\n", "tool.py")])
-def test_asks_on_a_terminal_and_writes_a_job_that_passes_check(
-    tmp_path: Path, typed: str, script: str
-) -> None:
+def test_asks_on_a_terminal_for_a_job_that_passes_check(tmp_path: Path, typed: str, script: str) -> None:
     with asked(tmp_path, typed) as run:
         assert run.wait() == 0, run.stderr
     assert "script [train.py]: " in run.stderr
@@ -49,7 +43,7 @@ def test_asks_on_a_terminal_and_writes_a_job_that_passes_check(
     assert ("no Python script 'no.py' here" in run.stderr) == typed.startswith("no.py")
     assert "distlaunch check job.yaml" in run.stdout
     assert f"\nscript: {script}\n" in (tmp_path / "job.yaml").read_text()
-    distlaunch("check", "job.yaml", cwd=tmp_path, status=0, env={**os.environ, "PYTHONPATH": os.getcwd()})
+    distlaunch("check", "job.yaml", cwd=tmp_path, status=0)
 
 
 def test_asks_for_gpus_that_it_cannot_count(tmp_path: Path) -> None:
@@ -63,15 +57,15 @@ def test_asks_for_gpus_that_it_cannot_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "typed", "script"),
-    [(["tool.py", "-n", "2"], "a b:0\nthis machine\n", True), (["-H", "localhost"], "\n", False)],
+    ("words", "typed", "asked_for"),
+    [("tool.py -n 2", "a b:0\nthis machine\n", (False, 2)), ("-H localhost", "\n", (True, 0))],
 )
 def test_asks_only_for_what_is_not_given_and_again_after_a_mistake(
-    tmp_path: Path, words: list[str], typed: str, script: bool
+    tmp_path: Path, words: str, typed: str, asked_for: tuple[bool, int]
 ) -> None:
-    with asked(tmp_path, typed, *words) as run:
+    with asked(tmp_path, typed, *words.split()) as run:
         run.wait()
-    assert ("script [" in run.stderr, run.stderr.count("hosts, separated by")) == (not script, 2 * script)
+    assert ("script [" in run.stderr, run.stderr.count("hosts, separated by")) == asked_for
     assert (tmp_path / "job.yaml").exists()
 
 
@@ -86,12 +80,11 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["init", "check"])
 def test_ctrl_c_ends_the_transport_to_a_node_that_does_not_answer(tmp_path: Path, command: str) -> None:
-    (tmp_path / "train.py").touch()
     # It answers nothing, and is up once a part of the agent has arrived.
     script = f"head -c 50000 >/dev/null; echo up >{tmp_path}/up; exec sleep 1000"
     hangs = f"launcher={{command: [sh, -c, '{script}']}}"
-    argv = distlaunch_argv(command, "train.py", "-H", "x", "--set", hangs)
-    with line_pipe(tmp_path / "up") as line, running_argv(tmp_path, argv) as run:
+    words = ["train.py", "-H", "x", "--set", hangs]
+    with line_pipe(tmp_path / "up") as line, asked(tmp_path, "", *words, command=command) as run:
         assert line() == "up"
         transports = descendants_of(run.process.pid)
         run.process.send_signal(signal.SIGINT)
@@ -104,21 +97,19 @@ def test_ctrl_c_ends_the_transport_to_a_node_that_does_not_answer(tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "specify the script, as in `distlaunch init train.py"),
-        (["-H", "a,b"], "specify the script, as in"),
-        (["no.py"], "/no.py: specify the path of the script"),
-        (["tool"], "tool is not a .py file: replace it with --set 'command=[PROGRAM, ARGUMENT]'"),
-        (["train.py", "-o", "old.yaml"], "old.yaml already exists; choose another name with -o"),
-        (["train.py", "-o", "/job.yaml"], "-o /job.yaml: save the job in "),
-        (["train.py", "--set", "node=1"], "did you mean nodes?"),
+        ("", "specify the script, as in `distlaunch init train.py"),
+        ("-H a,b", "specify the script, as in"),
+        ("no.py", "/no.py: specify the path of the script"),
+        ("tool", "tool is not a .py file: replace it with --set 'command=[PROGRAM, ARGUMENT]'"),
+        ("train.py -o old.yaml", "old.yaml already exists; choose another name with -o"),
+        ("train.py -o /job.yaml", "-o /job.yaml: save the job in "),
+        ("train.py --set node=1", "did you mean nodes?"),
     ],
 )
-def test_without_a_terminal_it_names_the_mistake_and_writes_nothing(
-    tmp_path: Path, words: list[str], told: str
-) -> None:
+def test_without_a_terminal_names_a_mistake_and_writes_nothing(tmp_path: Path, words: str, told: str) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "old.yaml").write_text("mine")
-    done = distlaunch("init", *words, cwd=tmp_path, status=2, env={**os.environ, "PYTHONPATH": os.getcwd()})
+    done = distlaunch("init", *words.split(), cwd=tmp_path, status=2)
     assert told in done.stderr
     assert sorted(os.listdir(tmp_path)) == ["old.yaml", "train.py"]
     assert (tmp_path / "old.yaml").read_text() == "mine"
@@ -126,12 +117,11 @@ def test_without_a_terminal_it_names_the_mistake_and_writes_nothing(
 
 def test_the_keys_in_comments_are_valid(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
-    env = {**os.environ, "PYTHONPATH": os.getcwd(), "CUDA_VISIBLE_DEVICES": "0,1"}
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "0,1"}
     distlaunch("init", "train.py", "-n", "2", "--", "{rank}", cwd=tmp_path, status=0, env=env)
     text = (tmp_path / "job.yaml").read_text()
-    assert "gpus_per_node: 2\n" in text
-    assert "procs_per_node: 2\n" in text
-    assert 'args: ["{rank}"]\n' in text
+    for line in ("gpus_per_node: 2\n", "procs_per_node: 2\n", 'args: ["{rank}"]\n'):
+        assert line in text
     all_set, count = re.subn(r"(?m)^# (\w+: .*  #)", r"\1", text)
     assert count == 4
     (tmp_path / "job.yaml").write_text(all_set)
@@ -141,7 +131,7 @@ def test_the_keys_in_comments_are_valid(tmp_path: Path) -> None:
 
 def test_inside_an_allocation_the_hosts_are_left_to_the_scheduler(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
-    env = environment(tmp_path, PBS, f"{HERE}\nhost2\n") | {"PYTHONPATH": os.getcwd()}
+    env = environment(tmp_path, PBS, f"{HERE}\nhost2\n")
     done = distlaunch("init", "train.py", cwd=tmp_path, status=0, env=env)
     assert "looking at host2\n" in done.stderr
     text = (tmp_path / "job.yaml").read_text()

@@ -5,12 +5,11 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,62 +48,43 @@ def ends(*runs: Going) -> None:
 # Waiting
 
 
-def test_launchers_say_how_many_nodes_they_wait_for(place: Path, port: int) -> None:
-    """The controller tells the others."""
-    with launcher(place, port, nodes=4, meets="c10d") as first:
-        first.wait_for(f"distlaunch: waiting for 3 of 4 nodes (joined: {HERE}) at localhost:{port}\n")
-        with launcher(place, port, nodes=4, meets="c10d") as second:
-            for run in (first, second):
-                run.wait_for(f"waiting for 2 of 4 nodes (joined: {HERE}, {HERE}) at localhost:{port}\n")
-
-
 @pytest.mark.parametrize(
     ("meets", "missing"), [("static", "node 2"), ("c10d", f"1 of 3 nodes (joined: {HERE}, {HERE})")]
 )
-def test_gives_up_after_the_join_timeout_naming_the_missing_nodes(
-    place: Path, port: int, meets: str, missing: str
-) -> None:
-    words = ("--rdzv-conf=join_timeout=2",)
-    with (
-        launcher(place, port, *words, nodes=3, meets=meets) as first,
-        launcher(place, port, *words, nodes=3, node=1, meets=meets) as second,
-    ):
+def test_gives_up_naming_the_missing_nodes(place: Path, port: int, meets: str, missing: str) -> None:
+    start = partial(launcher, place, port, "--rdzv-conf=join_timeout=2", nodes=3, meets=meets)
+    with start() as first, start(node=1) as second:
         assert statuses([first, second]) == [Exit.TIMEOUT, Exit.TIMEOUT]
         gave_up = f"distlaunch: gave up after 2 s: waited for {missing} at localhost:{port}"
         assert our_lines(first)[-1] == our_lines(second)[-1] == gave_up
         assert "localhost is reachable only from this machine" in our_lines(first)[0]
 
 
-def test_gives_up_after_the_join_timeout_without_a_controller(place: Path, port: int) -> None:
-    with launcher(place, port, "--rdzv-conf=timeout=6", node=1) as run:
-        run.wait_for(f"distlaunch: waiting for node 0 at localhost:{port}: Connection refused\n")
-        assert run.wait() == Exit.UNREACHABLE
-        gave_up = f"gave up after 6 s: can't reach the controller at localhost:{port}: Connection refused"
-        assert our_lines(run)[-1].startswith(f"distlaunch: {gave_up}")
+ELSEWHERE = "--rdzv-backend=c10d --rdzv-endpoint=192.0.2.77:29500 --rdzv-conf="  # RFC 5737
 
 
-ENDPOINT = ("--rdzv-backend=c10d", "--rdzv-endpoint=192.0.2.77:29500")  # RFC 5737
-NO_CONTROLLER = "can't reach the controller at 192.0.2.77:29500: "
 HAVE = "one of the nodes must have the address 192.0.2.77, or be started with --rdzv-conf is_host=1"
+HERE_1 = "--master-addr=localhost --master-port=1 --node-rank=1 --rdzv-conf=timeout=6"
+REFUSED = "distlaunch: waiting for node 0 at localhost:1: Connection refused\n"
 NOT_HERE = "192.0.2.1 is not an address of this machine: "
 
 
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        ((*ENDPOINT, "--rdzv-conf=join_timeout=1"), Exit.UNREACHABLE, [NO_CONTROLLER, HAVE]),
-        ((*ENDPOINT, "--rdzv-conf=join_timeout=1,is_host=0"), Exit.UNREACHABLE, [NO_CONTROLLER, HAVE]),
-        (("--master-addr=192.0.2.1", "--node-rank=0"), Exit.USAGE, [f"{NOT_HERE}--master-addr must be"]),
-        (("--master-addr=192.0.2.1",), Exit.USAGE, [f"{NOT_HERE}without --node-rank or --rdzv-backend c10d"]),
+        (f"{ELSEWHERE}join_timeout=1", Exit.UNREACHABLE, HAVE),
+        (f"{ELSEWHERE}is_host=0,join_timeout=1", Exit.UNREACHABLE, HAVE),
+        (HERE_1, Exit.UNREACHABLE, REFUSED),
+        ("--master-addr=192.0.2.1 --node-rank=0", Exit.USAGE, f"{NOT_HERE}--master-addr must be"),
+        ("--master-addr=192.0.2.1", Exit.USAGE, f"{NOT_HERE}without --node-rank or --rdzv-backend c10d"),
     ],
-    ids=["is not here", "is told so", "node 0", "no number"],
+    ids=["is not here", "is told so", "nobody listens", "node 0", "no number"],
 )
-def test_reports_an_endpoint_that_no_node_has(
-    place: Path, words: tuple[str, ...], status: int, said: list[str]
-) -> None:
-    with going(OURS, place, "--nnodes=2", *words, "worker.py") as run:
-        assert run.wait() == status
-        assert all(text in run.stderr for text in said), run.stderr
+def test_reports_an_endpoint_without_a_controller(place: Path, words: str, status: int, said: str) -> None:
+    with going(OURS, place, "--nnodes=2", *words.split(), "worker.py") as run:
+        assert (run.wait(), said in run.stderr) == (status, True), run.stderr
+        gave_up = rf"gave up after {words[-1]} s: can't reach the controller at \S+:\d+: "
+        assert bool(re.search(gave_up, run.stderr)) == (status == Exit.UNREACHABLE), run.stderr
 
 
 def test_waits_a_while_for_a_name_to_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,19 +96,16 @@ def test_waits_a_while_for_a_name_to_resolve(monkeypatch: pytest.MonkeyPatch) ->
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return []
 
-    def pause(*_: object) -> None:
-        clock[0] += 1
-
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    monkeypatch.setattr(gather, "pause", pause)
+    monkeypatch.setattr(gather, "pause", lambda *_: clock.append(clock.pop() + 1))
     monkeypatch.setattr("distlaunch.launch.join.time", SimpleNamespace(monotonic=lambda: clock[0]))
     with Interrupts() as interrupts:
         gather._await_name("job-0.job", 600, interrupts, said.append)
-        assert clock[0] == 1007
+        assert clock == [1007]
         assert said == ["waiting up to 1 min for job-0.job to resolve: Name or service not known"]
         clock[0] = 0.0
         gather._await_name("no-such-name", 600, interrupts, said.append)
-        assert clock[0] == gather.NAME_S + 1
+        assert clock == [gather.NAME_S + 1]
 
 
 @pytest.mark.parametrize("node", [0, 1], ids=["controller", "another"])
@@ -146,21 +123,20 @@ def test_a_signal_ends_only_the_wait_of_that_launcher(place: Path, port: int, no
 
 
 @pytest.mark.parametrize("dies", [0, 1], ids=["controller", "another"])
-@pytest.mark.parametrize("meets", ["static", "c10d, told"])
-def test_waits_again_for_a_launcher_that_is_killed_while_all_wait(
-    place: Path, port: int, meets: str, dies: int
-) -> None:
+@pytest.mark.parametrize(
+    ("meets", "missing"), [("static", "node 2"), ("c10d, told", f"1 of 3 nodes (joined: {HERE}, {HERE})")]
+)
+def test_waits_again_for_a_dead_launcher(place: Path, port: int, meets: str, missing: str, dies: int) -> None:
+    """The controller tells the others for which nodes it waits."""
+    start = partial(launcher, place, port, nodes=3, meets=meets)
     with ExitStack() as stack:
-
-        def start(node: int) -> Going:
-            return stack.enter_context(launcher(place, port, nodes=3, node=node, meets=meets))
-
-        runs = [start(node) for node in range(2)]
-        runs[1].wait_for("waiting for node 2" if meets == "static" else "waiting for 1 of 3")
+        runs = [stack.enter_context(start(node=node)) for node in range(2)]
+        for run in runs:
+            run.wait_for(f"distlaunch: waiting for {missing} at localhost:{port}\n")
         runs[dies].process.kill()
         runs[dies].wait()
-        runs[dies] = start(dies)
-        runs.append(start(2))
+        runs[dies] = stack.enter_context(start(node=dies))
+        runs.append(stack.enter_context(start(node=2)))
         assert len(workers(runs)) == 3
         ends(*runs)
 
@@ -168,22 +144,13 @@ def test_waits_again_for_a_launcher_that_is_killed_while_all_wait(
 # Who is refused
 
 
-@pytest.mark.parametrize(
-    ("meets", "words", "nodes", "why"),
-    [
-        ("static", (), 2, "it was started for 2 nodes, but the controller for 3"),
-        ("c10d", (), 2, "it was started for 2 nodes, but the controller for 3"),
-        ("c10d", (), "1:3", "it was started for 1:3 nodes, but the controller for 3"),
-        ("static", ("--rdzv-id=17",), 3, "its job is '--rdzv-id 17', not '--rdzv-id none'"),
-        ("c10d", ("--rdzv-id=17",), 3, "its job is '--rdzv-id 17', not '--rdzv-id none'"),
-    ],
-)
-def test_both_sides_say_why_a_launcher_is_refused(
-    place: Path, port: int, meets: str, words: tuple[str, ...], nodes: int | str, why: str
-) -> None:
+@pytest.mark.parametrize(("meets", "nodes"), [("static", 2), ("c10d", 2), ("c10d", "1:3")])
+def test_both_sides_say_why_a_launcher_is_refused(place: Path, port: int, meets: str, nodes: Any) -> None:
+    why = f"it was started for {nodes} nodes, but the controller for 3"
+    waits = f"2 of 3 nodes (joined: {HERE})" if meets == "c10d" else "nodes 1-2"
     with launcher(place, port, nodes=3, meets=meets) as first:
-        first.wait_for("waiting for")
-        with launcher(place, port, *words, nodes=nodes, node=1, meets=meets) as second:
+        first.wait_for(f"distlaunch: waiting for {waits} at localhost:{port}\n")
+        with launcher(place, port, nodes=nodes, node=1, meets=meets) as second:
             assert second.wait() == Exit.USAGE
             refused = f"distlaunch: the controller on {HERE} refused the launcher on {HERE}: {why}"
             assert our_lines(second)[-1] == refused
@@ -195,10 +162,9 @@ def test_both_sides_say_why_a_launcher_is_refused(
 def test_refuses_a_second_launcher_of_a_node(place: Path, port: int) -> None:
     with launcher(place, port, nodes=3) as first, launcher(place, port, nodes=3, node=2) as second:
         second.wait_for("waiting for node 1")
+        words = "another launcher with node rank 2 has already joined"
         with launcher(place, port, nodes=3, node=2) as third:
-            assert third.wait() == Exit.USAGE
-            words = "another launcher with node rank 2 has already joined"
-            assert words in third.stderr
+            assert (third.wait(), words in third.stderr) == (Exit.USAGE, True)
         first.wait_for(words)
         with launcher(place, port, nodes=3, node=1) as fourth:
             assert len(workers([first, second, fourth])) == 3
@@ -215,65 +181,26 @@ def test_a_controller_that_cannot_start_the_run_tells_all_launchers(place: Path,
 
 def test_refuses_one_launcher_too_many(place: Path, port: int) -> None:
     """All come while the controller does not look."""
+    connection, table = re.compile(rf"(?m)^ *\d+: \S+ \w+:{port:04X} 01 "), Path("/proc/net/tcp")
     with ExitStack() as stack:
         first = stack.enter_context(launcher(place, port, meets="c10d, told"))
         first.wait_for("waiting for")
         first.process.send_signal(signal.SIGSTOP)
         others = [stack.enter_context(launcher(place, port, meets="c10d, told", node=1)) for _ in range(2)]
-        _await_connections(port, 2)
+        wait_until(lambda: len(connection.findall(table.read_text())) >= 2, table.read_text)
         first.process.send_signal(signal.SIGCONT)
         why = "2 of 2 nodes have already joined: start one launcher on each node"
         first.wait_for(f"refused the launcher on {HERE}: {why}")
         workers([first])
         (refused,) = (run for run in others if run.process.poll() is not None or "refused" in run.stderr)
-        assert refused.wait() == Exit.USAGE
-        assert why in refused.stderr
-
-
-def _await_connections(port: int, count: int) -> None:
-    """Wait until there are so many to a port, whether or not they are accepted."""
-    pattern = re.compile(rf"^ *\d+: \S+ \w+:{port:04X} 01 ", re.MULTILINE)
-    table = Path("/proc/net/tcp")
-    wait_until(lambda: len(pattern.findall(table.read_text())) >= count, table.read_text)
+        assert (refused.wait(), why in refused.stderr) == (Exit.USAGE, True)
 
 
 # What else is at the endpoint
 
 
-LISTENS = """
-    import os, socket, sys
-    server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
-    os.write(1, b"serves")
-    while True:
-        connection, _ = server.accept()
-        ANSWER
-"""
-SERVES = """
-    import os, sys
-    from torch.distributed import TCPStore
-    store = TCPStore("127.0.0.1", int(sys.argv[1]), None, True, wait_for_workers=False)
-    os.write(1, b"serves")
-    sys.stdin.read()
-"""
-
-
-@contextmanager
-def stranger(directory: Path, port: int, text: str) -> Iterator[Going]:
-    """A program that listens at the endpoint."""
-    argv = [sys.executable, "-c", textwrap.dedent(text), str(port)]
-    run = Going(directory, argv, stdin=subprocess.PIPE)
-    try:
-        run.wait_for("serves")
-        yield run
-    finally:
-        assert run.process.stdin
-        run.process.stdin.close()
-        run.kill()
-
-
 def test_reports_a_port_that_another_program_has(place: Path, port: int) -> None:
-    serves = LISTENS.replace("ANSWER", "connection.close()")
-    with stranger(place, port, serves), launcher(place, port) as first:
+    with socket.create_server(("127.0.0.1", port)), launcher(place, port) as first:
         assert first.wait() == Exit.PORT_TAKEN
         words = f"can't listen at localhost:{port} for the other nodes: Address already in use"
         assert words in first.stderr
@@ -282,31 +209,43 @@ def test_reports_a_port_that_another_program_has(place: Path, port: int) -> None
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        ("connection.recv(1 << 14); connection.close()", "it closed the connection"),
-        ("connection.sendall(b'HTTP/1.1 400 Bad Request\\r\\n\\r\\n')", "Expecting value: line 1 column 1"),
-        ("connection.sendall(b'{}\\n')", "it lacks 'nonce'"),
-        ("connection.sendall(b'[]\\n')", "not an object"),
-        ('connection.sendall(b\'{"refused": 1, "status": null}\\n\')', "int"),
-        ("connection.sendall(b'x' * (1 << 16))", "its answer is too long"),
-        ("globals().setdefault('kept', []).append(connection)", "no answer"),
+        (None, "no answer"),
+        (b"", "it closed the connection"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "Expecting value: line 1 column 1"),
+        (b"{}\n", "it lacks 'nonce'"),
+        (b'{"refused": 1, "status": null}\n', "int"),
+        (b"x" * (1 << 16), "its answer is too long"),
     ],
-    ids=["closes", "http", "nothing", "a list", "a refusal of sorts", "much", "silent"],
+    ids=["silent", "closes", "http", "nothing", "a refusal of sorts", "much"],
 )
-def test_reports_a_listener_that_is_not_a_controller(place: Path, port: int, answer: str, why: str) -> None:
-    with (
-        stranger(place, port, LISTENS.replace("ANSWER", answer)),
-        launcher(place, port, "--rdzv-conf=join_timeout=1", node=1) as run,
-    ):
+def test_reports_a_listener_that_is_not_a_controller(
+    place: Path, port: int, answer: bytes | None, why: str
+) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        server.settimeout(0.1)
+        run = stack.enter_context(launcher(place, port, "--rdzv-conf=join_timeout=1", node=1))
+        while run.process.poll() is None:
+            with suppress(OSError):
+                connection = stack.enter_context(server.accept()[0])
+                connection.recv(1 << 14)
+                connection.sendall(answer or b"")
+                if answer == b"":
+                    connection.close()
         assert run.wait() == Exit.UNREACHABLE
         assert "the process that listens there is not the controller of this job (" in run.stderr
         assert why in run.stderr and "Traceback" not in run.stderr
 
 
-@pytest.mark.parametrize("meets", ["static", "c10d"])
-def test_recognizes_a_store_of_torchs_at_the_endpoint(place: Path, port: int, meets: str) -> None:
+def test_recognizes_a_store_of_torchs_at_the_endpoint(place: Path, port: int) -> None:
     """As that of a torchrun, or of another job's rank 0."""
-    with stranger(place, port, SERVES), launcher(place, port, node=1, meets=meets) as run:
-        run.wait_for("a torch TCPStore uses this address: if torchrun was started, run")
+    store = f"store = TCPStore('127.0.0.1', {port}, None, True, wait_for_workers=False)"
+    serves = f"from torch.distributed import TCPStore; {store}; print('serves', flush=True)"
+    with going([sys.executable, "-c"], place, f"import signal; {serves}; signal.pause()") as server:
+        server.wait_for("serves")
+        for meets in ("static", "c10d"):
+            with launcher(place, port, node=1, meets=meets) as run:
+                run.wait_for("a torch TCPStore uses this address: if torchrun was started, run")
 
 
 def test_recognizes_a_torchrun_that_connects(place: Path, port: int) -> None:
@@ -337,13 +276,10 @@ NONSENSE: dict[str, bytes] = {
     "no magic": b"\0" * 100,
     "an http request": b"GET / HTTP/1.1\r\nHost: gpu-a\r\n\r\n",
     "no json": MAGIC + b"{\n",
-    "a list": MAGIC + b"[]\n",
     "deep": MAGIC + b"[" * 9000 + b"\n",
     "not a word of it": MAGIC + b"{}\n",
     "no version": MAGIC + line_of({**HELLO, "version": None}),
     "an infinite number": MAGIC + line_of({**HELLO, "nodes": [2, float("inf")]}),
-    "a number that is none": MAGIC + line_of({**HELLO, "node_rank": float("nan")}),
-    "no name": MAGIC + line_of({**HELLO, "name": None}),
     "lines for a name": MAGIC + line_of({**HELLO, "name": "a\ndistlaunch: all is well"}),
     "no utf-8": MAGIC + b"\xff\xfe\n",
     "a list for a proof": MAGIC + line_of(HELLO) + line_of({"proof": []}),
@@ -370,22 +306,19 @@ def answered(sock: socket.socket) -> bytes:
 
 @contextmanager
 def gathering(directory: Path, port: int, secret: str = "") -> Iterator[Going]:
-    """A controller that waits for nodes 1 and 2 of job 7."""
-    with launcher(directory, port, "--rdzv-id=7", nodes=3, secret=secret) as run:
-        run.wait_for("waiting for")
-        yield run
+    """A controller that waits for nodes 1 and 2 of job 7.
 
-
-def starts(directory: Path, port: int, first: Going, secret: str = "") -> None:
-    """The others join, and the job starts: strangers are no hindrance."""
-    words: dict[str, Any] = {"nodes": 3, "secret": secret}
-    with (
-        launcher(directory, port, "--rdzv-id=7", node=1, **words) as second,
-        launcher(directory, port, "--rdzv-id=7", node=2, **words) as third,
-    ):
-        workers([first, second, third])
-        on_time("the start", time.monotonic() - second.began, LATE_S)
-        ends(first, second, third)
+    In the end the others join, and the job starts in time: strangers are no hindrance.
+    """
+    start = partial(launcher, directory, port, "--rdzv-id=7", nodes=3, secret=secret)
+    with start() as first:
+        first.wait_for("waiting for")
+        yield first
+        with start(node=1) as second, start(node=2) as third:
+            workers([first, second, third])
+            on_time("the start", time.monotonic() - second.began, LATE_S)
+            ends(first, second, third)
+        assert "Traceback" not in first.stderr and not (secret and secret in first.stderr)
 
 
 @pytest.mark.parametrize("secret", ["", "s3cr\xe9t"], ids=["no secret", "secret"])
@@ -400,91 +333,72 @@ def test_names_connections_that_send_nonsense_and_starts_in_time(place: Path, po
             assert first.process.poll() is None, what
         for named in ("an invalid message", "too much data"):
             first.wait_for(f"closed a connection from 127.0.0.1, which sent {named}\n")
-        starts(place, port, first, secret)
-        assert "Traceback" not in first.stderr
 
 
-@pytest.mark.parametrize(
-    ("claim", "why"),
-    [
-        ({"job": "--rdzv-id 8"}, "its job is '--rdzv-id 8', not '--rdzv-id 7'"),
-        (
-            {"version": "9.9"},
-            f"it has distlaunch 9.9, but the controller has {__version__}: install the same version",
-        ),
-    ],
-    ids=["job", "version"],
-)
-def test_names_a_launcher_of_another_job_or_version_and_starts_in_time(
-    place: Path, port: int, claim: dict[str, str], why: str
-) -> None:
+def test_names_launchers_of_another_job_or_version_and_starts_in_time(place: Path, port: int) -> None:
+    """A launcher of the same job is named as it says; others may say anything."""
+    version = f"it has distlaunch 9.9, but the controller has {__version__}: install the same version"
     with gathering(place, port) as first:
-        with closing(connected(port)) as sock:
-            sock.sendall(MAGIC + line_of({**HELLO, **claim}))
-            said = json.loads(answered(sock))
-        who = "the launcher on " + ("gpu-b" if "job" in claim else "127.0.0.1")  # others may say anything
-        refused = f"the controller on {HERE} refused {who}: {why}"
-        assert said == {"refused": refused, "status": 2, "another": "job" in claim}
-        first.wait_for(f"refused {who}: {why}\n")
-        starts(place, port, first)
+        for claim, name, why in (
+            ({"job": "--rdzv-id 8"}, "gpu-b", "its job is '--rdzv-id 8', not '--rdzv-id 7'"),
+            ({"version": "9.9"}, "127.0.0.1", version),
+        ):
+            with closing(connected(port)) as sock:
+                sock.sendall(MAGIC + line_of({**HELLO, **claim}))
+                said = json.loads(answered(sock))
+            refused = f"refused the launcher on {name}: {why}"
+            words = f"the controller on {HERE} {refused}"
+            assert said == {"refused": words, "status": 2, "another": "job" in claim}
+            first.wait_for(f"{refused}\n")
 
 
-@pytest.mark.parametrize("speaks", [False, True], ids=["silent", "a byte at a time"])
-def test_closes_and_names_a_slow_connection_and_starts_in_time(place: Path, port: int, speaks: bool) -> None:
-    """Also beside 200 that are held open."""
-    with gathering(place, port) as first, ExitStack() as stack:
-        slow = stack.enter_context(closing(connected(port)))
-        slow.settimeout(0.1 if speaks else None)
-        spoken = iter(MAGIC + line_of(HELLO))
-        with suppress(ConnectionError):
-            while True:
-                with suppress(TimeoutError):
-                    if speaks:
-                        slow.send(bytes([next(spoken)]))
-                    assert slow.recv(1) == b""
-                    break
-        first.wait_for("127.0.0.1, which did not identify itself as a launcher of this run within 5 s\n")
-        held = [stack.enter_context(closing(connected(port))) for _ in range(200)]
-        starts(place, port, first)
+def test_closes_and_names_slow_connections_and_starts_in_time(place: Path, port: int) -> None:
+    """One is silent, one speaks a byte at a time; 200 more are held open while the job starts."""
+    with ExitStack() as stack:
+        with gathering(place, port) as first:
+            silent, slow = (stack.enter_context(closing(connected(port))) for _ in range(2))
+            slow.settimeout(0.1)
+            with suppress(ConnectionError):
+                for byte in MAGIC + line_of(HELLO):
+                    slow.send(bytes([byte]))
+                    with suppress(TimeoutError):
+                        assert slow.recv(1) == b""
+                        break
+                else:
+                    pytest.fail("it was not closed")
+            assert answered(silent) == b""
+            named = "127.0.0.1, which did not identify itself as a launcher of this run within 5 s\n"
+            first.wait_for(named)
+            held = [stack.enter_context(closing(connected(port))) for _ in range(200)]
         assert {answered(sock) for sock in held} == {b""}
 
 
 # Secrets
 
 
-@pytest.mark.parametrize(
-    ("controllers", "launchers_", "why"),
-    [
-        ("s3cret", "another", "its DISTLAUNCH_SECRET is different"),
-        ("s3cret", "", f"the controller requires {SECRET}, which is not set on {HERE}: set it to the same"),
-        ("", "s3cret", f"{SECRET} is set on {HERE}, but not on the controller: set it to the same value"),
-    ],
-    ids=["another", "none", "none of the controller's"],
-)
-def test_refuses_a_launcher_without_the_same_secret_on_both_sides(
-    place: Path, port: int, controllers: str, launchers_: str, why: str
-) -> None:
-    with gathering(place, port, controllers) as first:
-        with launcher(place, port, "--rdzv-id=7", nodes=3, node=1, secret=launchers_) as second:
+REQUIRED = f"the controller requires {SECRET}, which is not set on {HERE}: set it to the same"
+
+
+@pytest.mark.parametrize(("secret", "why"), [("another", f"its {SECRET} is different"), ("", REQUIRED)])
+def test_refuses_a_launcher_without_the_same_secret(place: Path, port: int, secret: str, why: str) -> None:
+    with gathering(place, port, "s3cret") as first:
+        with launcher(place, port, "--rdzv-id=7", nodes=3, node=1, secret=secret) as second:
             assert second.wait() == Exit.USAGE
             assert why in second.stderr and "ready" not in second.stdout
         first.wait_for(why)
-        starts(place, port, first, controllers)
-        assert "s3cret" not in first.stderr
 
 
 def test_a_proof_cannot_be_reused(place: Path, port: int) -> None:
     """What a launcher has said, word for word, is not believed from another connection."""
-    prover = Prover({SECRET: "s3cret"}, "gpu-b")
-    line = line_of(HELLO)
-    with gathering(place, port, "s3cret") as first:
+    prover, line = Prover({SECRET: "s3cret"}, "gpu-b"), line_of(HELLO)
 
-        def introduced(sock: socket.socket) -> str:
-            sock.sendall(MAGIC + line)
-            challenge = json.loads(sock.recv(1 << 14))
-            assert challenge["proves"] == "secret"
-            return f"1 {challenge['nonce']} {line[:-1].decode()}"
+    def introduced(sock: socket.socket) -> str:
+        sock.sendall(MAGIC + line)
+        challenge = json.loads(sock.recv(1 << 14))
+        assert challenge["proves"] == "secret"
+        return f"1 {challenge['nonce']} {line[:-1].decode()}"
 
+    with gathering(place, port, "s3cret"):
         with closing(connected(port)) as sock:
             proof = line_of({"proof": prover.proof("secret", "launcher", introduced(sock))})
             sock.sendall(proof)
@@ -494,67 +408,62 @@ def test_a_proof_cannot_be_reused(place: Path, port: int) -> None:
             introduced(sock)
             sock.sendall(proof)
             assert "its DISTLAUNCH_SECRET is different" in json.loads(answered(sock))["refused"]
-        starts(place, port, first, "s3cret")
 
 
-@pytest.mark.parametrize("secret", ["", "another"], ids=["no secret", "another secret"])
-def test_a_launcher_with_a_secret_serves_only_a_controller_that_knows_it(
-    place: Path, port: int, secret: str
-) -> None:
-    with closing(Liar(port)) as liar, launcher(place, port, node=1, secret="s3cret") as run:
-        liar.meet(secret)
-        assert run.wait() == Exit.USAGE
-        words = f"can't be trusted: its {SECRET} is" if secret else "but not on the controller"
-        assert words in run.stderr
+def test_a_launcher_with_a_secret_serves_only_a_controller_that_knows_it(place: Path, port: int) -> None:
+    for secret, words in (
+        ("", f"{SECRET} is set on {HERE}, but not on the controller: set it to the same value"),
+        ("another", f"can't be trusted: its {SECRET} is"),
+    ):
+        with closing(Liar(port)) as liar, launcher(place, port, node=1, secret="s3cret") as run:
+            liar.meet(secret)
+            assert (run.wait(), words in run.stderr) == (Exit.USAGE, True), run.stderr
 
 
 # Controllers that lie
+
+
+SEAT: dict[str, Any] = {"node": 1, "run": "job-1", "nonce": "3"}
 
 
 class Liar:
     """A controller that the test plays, for one launcher of node 1."""
 
     def __init__(self, port: int) -> None:
-        self._server = socket.create_server(("127.0.0.1", port))
-        self._socket: socket.socket | None = None
-
-    def close(self) -> None:
-        self._server.close()
-        if self._socket:
-            self._file.close()
-            self._socket.close()
-
-    def meet(self, secret: str = "") -> None:
-        """Let the launcher join; the next thing to send is its seat."""
+        self._stack = ExitStack()
+        self.close = self._stack.close
+        self._server = self._stack.enter_context(socket.create_server(("127.0.0.1", port)))
         self._server.settimeout(PATIENCE_S)
-        self._socket, _ = self._server.accept()
-        self._file = self._socket.makefile("rb")
+
+    def meet(self, secret: str = "", **seat: Any) -> None:
+        """Let the launcher join, and have this seat."""
+        self._socket = self._stack.enter_context(self._server.accept()[0])
+        self._file = self._stack.enter_context(self._socket.makefile("rb"))
         assert self._file.readline() == MAGIC
         line = self._file.readline()
         prover = Prover({SECRET: secret}, HERE)
-        self.say(nonce="2", proves="secret" if secret else "")
+        self._say(nonce="2", proves="secret" if secret else "")
         self._file.readline()
         covered = f"{json.loads(line)['nonce']} 2 {line[:-1].decode()}"
-        self.say(proof=prover.proof("secret", "controller", covered) if secret else "")
+        self._say(proof=prover.proof("secret", "controller", covered) if secret else "")
+        if seat:
+            self._say(**seat)
 
-    def say(self, **message: Any) -> None:
-        assert self._socket
+    def _say(self, **message: Any) -> None:
         with suppress(ConnectionError):
             self._socket.sendall(line_of(message))
 
     def seat(self) -> None:
         """Have the launcher be node 1, and wait for its agent."""
-        self.say(node=1, run="job-1", nonce="3")
+        self.meet(**SEAT)
         assert self._file.readline() == wire.HELLO_PREFIX + b"3\n"
 
     def send(self, command: Any) -> None:
-        assert self._socket
         self._socket.sendall(wire.encode_command(1, messages.as_object(command)))
 
     def reports(self) -> Iterator[dict[str, Any]]:
         """What the launcher reports, until it closes the connection."""
         decoder = wire.FrameDecoder({**wire.REPORTS, wire.END: wire.MAX_REPORT})
-        assert self._socket
         with suppress(ConnectionResetError):
             while data := self._file.read1():
                 for frame in decoder.feed(data):
@@ -592,26 +501,21 @@ def test_a_launcher_obeys_a_controller_that_keeps_to_the_protocol(tmp_path: Path
     """That the tests of lies below would find what is done for them."""
     script(tmp_path, TELLS)
     with closing(Liar(port)) as liar, launcher(tmp_path, port, node=1) as run:
-        liar.meet()
         liar.seat()
         liar.send(messages.HoldPort(None))
         liar.send(START)
         for report in liar.reports():
             if report["op"] == "WorkerExited":
                 liar.send(messages.Close(1.0, signal.SIGTERM, 9, "so it is"))
-        assert run.wait() == 9
-        assert run.stdout == "5 of 6\n"
+        assert (run.wait(), run.stdout) == (9, "5 of 6\n")
         assert our_lines(run)[-1] == "distlaunch: so it is"
         assert (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
-def test_a_launcher_leaves_a_controller_that_asks_for_more_than_it_may(
-    tmp_path: Path, port: int, lie: Any
-) -> None:
+def test_a_launcher_leaves_a_controller_that_asks_too_much(tmp_path: Path, port: int, lie: Any) -> None:
     script(tmp_path, TELLS)
     with closing(Liar(port)) as liar, launcher(tmp_path, port, node=1) as run:
-        liar.meet()
         liar.seat()
         liar.send(lie)
         assert "WorkerExited" not in [report["op"] for report in liar.reports()]
@@ -620,25 +524,18 @@ def test_a_launcher_leaves_a_controller_that_asks_for_more_than_it_may(
         assert not (tmp_path / "ran").exists() and not (tmp_path / "evil").exists()
 
 
-@pytest.mark.parametrize(
-    "seat",
-    [
-        {"node": -1, "run": "job-1", "nonce": "3"},
-        {"node": 1 << 16, "run": "job-1", "nonce": "3"},
-        {"node": "1", "run": "job-1", "nonce": "3"},
-        {"node": 1, "run": "../../evil", "nonce": "3"},
-        {"node": 1, "run": None, "nonce": "3"},
-        {"node": 1},
-    ],
-    ids=["below 0", "high", "a text", "a path", "no run", "nothing else"],
-)
+IMPOSSIBLE: list[dict[str, Any]] = [
+    *({"node": -1}, {"node": 1 << 16}, {"node": "1"}, {"run": "../../evil"}, {"run": None})
+]
+
+
+@pytest.mark.parametrize("seat", [*({**SEAT, **lie} for lie in IMPOSSIBLE), {"node": 1}], ids=str)
 def test_a_launcher_refuses_an_impossible_seat(tmp_path: Path, port: int, seat: dict[str, Any]) -> None:
     script(tmp_path, TELLS)
-    with closing(Liar(port)) as liar:
-        with launcher(tmp_path, port, "--tee=3", "--log-dir=logs", "--rdzv-conf=timeout=1", node=1) as run:
-            liar.meet()
-            liar.say(**seat)
-            liar.close()
-            assert run.wait() == Exit.UNREACHABLE
-            assert "Traceback" not in run.stderr
-        assert not (tmp_path / "evil").exists() and not (tmp_path / "ran").exists()
+    words = ("--tee=3", "--log-dir=logs", "--rdzv-conf=timeout=1")
+    with closing(Liar(port)) as liar, launcher(tmp_path, port, *words, node=1) as run:
+        liar.meet(**seat)
+        liar.close()
+        assert run.wait() == Exit.UNREACHABLE
+        assert "Traceback" not in run.stderr
+    assert not (tmp_path / "evil").exists() and not (tmp_path / "ran").exists()

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -12,25 +13,12 @@ from pathlib import Path
 import pytest
 
 from distlaunch.errors import Exit
-from tests.harness import PATIENCE_S, Going, all_ended_well, children_of, completed, wait_gone
+from tests.harness import PATIENCE_S, PRESS_S, all_ended_well, children_of, completed, held, wait_gone
 from tests.process.commands import SLEEPER, adds, sleeper
 from tests.process.launchers import LOST, launcher, launchers, statuses, told, workers
 from tests.process.torchruns import BOTH, MAY_DIFFER, NEEDS_TORCH, TELL, free_port, script
 
 pytestmark = NEEDS_TORCH
-ENDS_LATER = """
-    import os, sys
-    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
-    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        open("fifo").read()
-        sys.exit(7)
-"""
-"""The rank of node 0 has succeeded long before that of node 1 fails."""
-STUBBORN = sleeper("""
-    import os, signal
-    for name in ("SIGTERM", "SIGINT"):
-        signal.signal(getattr(signal, name), lambda *_: os.write(1, b"told\\n"))
-""")
 
 
 # Starts
@@ -41,17 +29,13 @@ def test_workers_get_what_two_torchruns_give(tmp_path: Path) -> None:
     """But that torch's node 0 is any, and MASTER_PORT one of its own."""
     for name, argv in zip(("torchrun", "ours"), BOTH, strict=True):
         port, words = free_port(), ("--nproc-per-node=2", "--rdzv-id=a b")
-        directory = tmp_path / name
-        script(directory, TELL)
-        with ExitStack() as stack:
-            runs = [
-                stack.enter_context(launcher(directory, port, *words, meets="c10d", argv=argv, args="."))
-                for _ in range(2)
-            ]
-            assert statuses(runs) == [0, 0], told(runs)
-    for rank in range(4):
+        script(tmp_path / name, TELL)
+        start = partial(launcher, tmp_path / name, port, *words, meets="c10d", argv=argv, args=".")
+        with start() as first, start() as second:
+            assert statuses([first, second]) == [0, 0], told([first, second])
+    for rank in map(str, range(4)):
         theirs, mine = (
-            json.loads((tmp_path / name / str(rank)).read_text())["env"] for name in ("torchrun", "ours")
+            json.loads((tmp_path / name / rank).read_text())["env"] for name in ("torchrun", "ours")
         )
         differing = {key for key in {*theirs, *mine} if theirs.get(key) != mine.get(key)}
         assert differing - {"PWD", "TMPDIR"} <= {*MAY_DIFFER, "MASTER_ADDR", "MASTER_PORT"}
@@ -88,17 +72,6 @@ def test_keeps_node_ranks_that_all_launchers_have(tmp_path: Path, controller: in
         assert [run.stdout for run in runs] == ["11", "00"]
 
 
-def test_each_launcher_has_its_own_role(tmp_path: Path) -> None:
-    names = ("RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE")
-    script(tmp_path, f"import os; os.write(1, ' '.join(map(os.environ.get, {names})).encode())")
-    port = free_port()
-    with ExitStack() as stack:
-        roles = enumerate(("reader", "trainer"))
-        runs = [stack.enter_context(launcher(tmp_path, port, f"--role={r}", node=i)) for i, r in roles]
-        assert statuses(runs) == [0, 0], told(runs)
-        assert [run.stdout for run in runs] == ["0 reader 0 1", "1 trainer 0 1"]
-
-
 def test_ignores_a_node_rank_that_two_launchers_have(place: Path) -> None:
     """As where the shell of the batch script fills in $SLURM_NODEID for all."""
     with launchers(place, "--node-rank=0", meets="c10d") as runs:
@@ -108,42 +81,40 @@ def test_ignores_a_node_rank_that_two_launchers_have(place: Path) -> None:
         assert "this is node 1, not --node-rank 0: with c10d" in told(runs)
 
 
-def test_each_launcher_shows_and_keeps_what_its_own_ranks_print(tmp_path: Path) -> None:
+def test_each_launcher_has_its_role_and_shows_and_keeps_what_its_own_ranks_print(tmp_path: Path) -> None:
     """They have /dev/null as their input."""
-    script(tmp_path, "import os, sys; print('out', os.environ['RANK'], repr(sys.stdin.readline()))")
-    with launchers(tmp_path, "--nproc-per-node=2", "--tee=3", "--log-dir=logs") as runs:
-        assert statuses(runs) == [0, 0]
+    names = ("RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE")
+    script(tmp_path, f"import os, sys; print(*map(os.environ.get, {names}), repr(sys.stdin.readline()))")
+    port, words = free_port(), ("--nproc-per-node=2", "--tee=3", "--log-dir=logs")
+    start = partial(launcher, tmp_path, port, *words)
+    with start("--role=reader") as reader, start("--role=trainer", node=1) as trainer:
+        assert statuses([reader, trainer]) == [0, 0]
     logs = (tmp_path / "logs").rglob("*.log")
     kept = {path.read_text(): str(path.relative_to(tmp_path / "logs")).partition("/")[2] for path in logs}
     for rank in range(4):
-        node, local = divmod(rank, 2)
-        line = f"out {rank} ''\n"
-        assert f"[default{local}]:{line}" in runs[node].stdout
-        assert line not in runs[1 - node].stdout
-        assert kept[line] == f"attempt_0/{local}/stdout.log"
+        run, other, role = (trainer, reader, "trainer") if rank > 1 else (reader, trainer, "reader")
+        line = f"{rank} {role} {rank % 2} 2 ''\n"
+        assert f"[{role}{rank % 2}]:{line}" in run.stdout
+        assert line not in other.stdout
+        assert kept[line] == f"attempt_0/{rank % 2}/stdout.log"
 
 
 # Ends
 
 
-@pytest.mark.parametrize("meets", ["static", "c10d"])
-@pytest.mark.parametrize("fails", [0, 1])
-def test_a_failing_rank_ends_all_nodes_with_its_status_and_each_says_which(
-    tmp_path: Path, meets: str, fails: int
-) -> None:
+@pytest.mark.parametrize(("meets", "fails"), [("static", 0), ("static", 1), ("c10d", 1)])
+def test_a_failing_rank_ends_all_nodes_and_each_says_which(tmp_path: Path, meets: str, fails: int) -> None:
     fail = f"if os.environ['RANK'] == '{fails}': print('bad', file=sys.stderr); sys.exit(5)"
     script(tmp_path, f"import os, signal, sys\n{fail}\nsignal.pause()")
-    with launchers(tmp_path, "--max-restarts=1", meets=meets) as (first, second):
-        assert statuses([first, second]) == [5, 5], told([first, second])
-        failed = rf"distlaunch: rank {fails} \(\S+\) failed first: exit status 5\b"
-        for run in (first, second):
-            assert re.search(failed, run.stderr)
-            assert "not restarting: already restarted once" in run.stderr
-        (controller,) = (run for run in (first, second) if "ended after" in run.stderr)
-        assert "distlaunch:   | bad\n" in controller.stderr
-        assert "\nbad\n" in told([first, second])
-        assert controller.stderr.count("restart 1 of 1") == 1
-        assert told([first, second]).count("; restarting") == 1
+    with launchers(tmp_path, "--max-restarts=1", meets=meets) as runs:
+        assert statuses(runs) == [5, 5], told(runs)
+    for run in runs:
+        assert re.search(rf"distlaunch: rank {fails} \(\S+\) failed first: exit status 5\b", run.stderr)
+        assert "not restarting: already restarted once" in run.stderr
+    (controller,) = (run for run in runs if "ended after" in run.stderr)
+    assert "distlaunch:   | bad\n" in controller.stderr
+    assert "\nbad\n" in told(runs)
+    assert controller.stderr.count("restart 1 of 1") == told(runs).count("; restarting") == 1
 
 
 def test_all_launchers_name_a_script_that_one_node_lacks(tmp_path: Path) -> None:
@@ -158,9 +129,16 @@ def test_all_launchers_name_a_script_that_one_node_lacks(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("restarts", [0, 3])
 def test_a_node_that_is_done_ends_or_restarts_with_the_others(tmp_path: Path, restarts: int) -> None:
-    """torchrun's first node would end with 0, after five minutes."""
+    """The rank of node 0 succeeds long before that of node 1 fails; torchrun's node 0 would end with 0."""
+    ends_later = """
+        import os, sys
+        os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
+        if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            open("fifo").read()
+            sys.exit(7)
+    """
+    script(tmp_path, ends_later)
     os.mkfifo(tmp_path / "fifo")
-    script(tmp_path, ENDS_LATER)
     with launchers(tmp_path, f"--max-restarts={restarts}") as runs:
         wait_gone([*runs[0].wait_ready(1).values()], PATIENCE_S)
         runs[1].wait_ready(1)
@@ -195,9 +173,9 @@ def test_a_killed_agent_of_a_launcher_ends_all(place: Path) -> None:
         assert "this node's agent was killed" in runs[1].stderr
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP])
-@pytest.mark.parametrize("number", [0, 1], ids=["controller", "another"])
-def test_an_interrupt_of_one_launcher_ends_all(place: Path, number: int, signum: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "name"), [(0, "INT"), (0, "HUP"), (1, "INT"), (1, "TERM"), (1, "QUIT")])
+def test_an_interrupt_of_one_launcher_ends_all(place: Path, number: int, name: str) -> None:
+    signum = signal.Signals[f"SIG{name}"]
     with launchers(place) as runs:
         pids = workers(runs)
         runs[number].process.send_signal(signal.SIGTSTP)
@@ -208,40 +186,29 @@ def test_an_interrupt_of_one_launcher_ends_all(place: Path, number: int, signum:
         assert all(f"distlaunch: stopped by {signum.name}\n" in run.stderr for run in runs)
 
 
-def test_a_signal_to_all_launchers_counts_once(tmp_path: Path) -> None:
-    """As a scheduler sends it; the second wish would be to kill."""
-    leaves = """
-        import os, signal, sys
-        def leave(*_):
-            open("fifo" + os.environ["RANK"]).read()
-            os.write(1, b"ended in order\\n")
-            sys.exit(0)
-        signal.signal(signal.SIGTERM, leave)
+@pytest.mark.parametrize("pressed", [[1], [0, 1]], ids=["another", "all"])
+def test_a_signal_to_all_launchers_counts_once_and_a_second_kills(tmp_path: Path, pressed: list[int]) -> None:
+    """A scheduler sends it to all."""
+    stubborn = """
+        import os, signal
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, lambda *_: os.write(1, b"told\\n"))
     """
-    script(tmp_path, sleeper(leaves))
-    for rank in range(2):
-        os.mkfifo(tmp_path / f"fifo{rank}")
-    with launchers(tmp_path) as runs:
-        workers(runs)
-        for run in runs:
-            run.process.send_signal(signal.SIGTERM)
-        for rank in range(2):
-            (tmp_path / f"fifo{rank}").write_text("end")
-        assert statuses(runs) == [143, 143], told(runs)
-        assert all("ended in order" in run.stdout for run in runs)
-
-
-def test_a_second_interrupt_of_a_launcher_kills_all_ranks(tmp_path: Path) -> None:
-    script(tmp_path, STUBBORN)
+    script(tmp_path, sleeper(stubborn))
     with launchers(tmp_path) as runs:
         pids = workers(runs)
-        runs[1].process.send_signal(signal.SIGINT)
-        runs[1].wait_for("stopped by SIGINT")
-        runs[0].wait_for("told\n")
-        runs[1].wait_for("told\n")
-        runs[1].process.send_signal(signal.SIGINT)
-        assert statuses(runs) == [130, 130], told(runs)
+        for number in pressed:
+            runs[number].process.send_signal(signal.SIGINT)
+        for run in runs:
+            run.wait_for("SIGINT")
+            run.wait_for("told\n")
+        time.sleep(PRESS_S)
+        with held(pids) as processes:
+            assert not any(processes.has_ended(pid, 0.0) for pid in pids)
+        for number in pressed:
+            runs[number].process.send_signal(signal.SIGINT)
         wait_gone(pids, 5.0)
+        assert statuses(runs) == [130, 130], told(runs)
 
 
 def test_killed_launchers_can_be_started_again_at_once(place: Path) -> None:
@@ -256,40 +223,36 @@ def test_killed_launchers_can_be_started_again_at_once(place: Path) -> None:
 # Restarts
 
 
-@pytest.mark.parametrize(("meets", "fails"), [("c10d", 1), ("static", 0)])
-def test_a_failing_rank_restarts_the_ranks_of_all_nodes(tmp_path: Path, meets: str, fails: int) -> None:
+def test_a_failing_rank_restarts_the_ranks_of_all_nodes(tmp_path: Path) -> None:
     """The other rank fails, too, often before its launcher is told."""
     first = "os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'"
-    script(tmp_path, adds(after=f"{first} and dist.get_rank() == {fails} and os._exit(5)"))
-    with launchers(tmp_path, "--max-restarts=2", meets=meets) as runs:
+    script(tmp_path, adds(after=f"{first} and dist.get_rank() == 1 and os._exit(5)"))
+    with launchers(tmp_path, "--max-restarts=2", meets="c10d") as runs:
         all_ended_well(runs, last="sum 2\n")
         sums = [run.stdout.count("sum 2\n") for run in runs]
         assert 2 in sums and 0 not in sums, told(runs)
-        failed = rf"rank {fails} .* failed: exit status 5; "
-        assert re.search(rf"^distlaunch: {failed}restart 1 of 2$", told(runs), re.MULTILINE), told(runs)
-        assert re.search(rf"^distlaunch: {failed}restarting$", told(runs), re.MULTILINE), told(runs)
+        for ending in ("restart 1 of 2", "restarting"):
+            failed = rf"(?m)^distlaunch: rank 1 .* failed: exit status 5; {ending}$"
+            assert re.search(failed, told(runs)), told(runs)
 
 
 @pytest.mark.parametrize("meets", ["static", "c10d, told"])
 def test_only_a_launcher_of_the_missing_node_joins_a_run_that_lost_it(tmp_path: Path, meets: str) -> None:
     """With new files for what its ranks print."""
     script(tmp_path, SLEEPER.replace("True", "count != '1'"))
-    port, words = free_port(), ("--max-restarts=1", "--tee=3", "--log-dir=logs")
+    words = ("--max-restarts=1", "--tee=3", "--log-dir=logs")
+    start = partial(launcher, tmp_path, free_port(), *words, meets=meets, nodes=3)
     with ExitStack() as stack:
-
-        def start(node: int) -> Going:
-            return stack.enter_context(launcher(tmp_path, port, *words, meets=meets, nodes=3, node=node))
-
-        first, _, third = runs = [start(node) for node in range(3)]
+        first, _, third = runs = [stack.enter_context(start(node=node)) for node in range(3)]
         pids = workers(runs)
         third.process.kill()
         first.wait_for("was lost: its launcher")
         if meets == "static":
-            other = start(1)
-            assert other.wait() == Exit.USAGE
-            assert "the run has all the nodes it needs" in other.stderr
-            first.wait_for("the run has all the nodes it needs")
-        runs[2] = start(2)
+            full = "the run has all the nodes it needs"
+            other = stack.enter_context(start(node=1))
+            assert (other.wait(), full in other.stderr) == (Exit.USAGE, True)
+            first.wait_for(full)
+        runs[2] = stack.enter_context(start(node=2))
         assert statuses(runs) == [0, 0, 0], told(runs)
         assert re.search(r"joined as node [12]\n", first.stderr)  # c10d numbers nodes as they come
         assert [run.stdout.count(" 1 of 3") for run in runs] == [1, 1, 1]
@@ -319,22 +282,16 @@ def test_an_elastic_job_starts_with_the_fewest_and_takes_a_late_launcher_in(plac
 
 def test_an_elastic_job_begins_at_once_when_all_are_there(tmp_path: Path) -> None:
     script(tmp_path, "import os; print(os.environ['WORLD_SIZE'])")
-    port, conf = free_port(), "--rdzv-conf=last_call_timeout=600"
-    with ExitStack() as stack:
-        start = partial(launcher, tmp_path, port, conf, nodes="1:2", meets="c10d")
-        runs = [stack.enter_context(start()) for _ in range(2)]
-        assert statuses(runs) == [0, 0], told(runs)
-        assert [run.stdout for run in runs] == ["2\n", "2\n"]
+    start = partial(launcher, tmp_path, free_port(), "--rdzv-conf=last_call_timeout=600", meets="c10d")
+    with start(nodes="1:2") as first, start(nodes="1:2") as second:
+        assert statuses([first, second]) == [0, 0], told([first, second])
+        assert [first.stdout, second.stdout] == ["2\n", "2\n"]
 
 
 def test_an_elastic_job_continues_without_a_launcher_that_is_killed(place: Path) -> None:
-    port = free_port()
-    with ExitStack() as stack:
-        confs = (f"--rdzv-conf=last_call_timeout=1,is_host={int(node == 0)}" for node in range(3))
-        first, second, third = (
-            stack.enter_context(launcher(place, port, conf, "--max-restarts=1", nodes="2:3", meets="c10d"))
-            for conf in confs
-        )
+    start = partial(launcher, place, free_port(), "--max-restarts=1", nodes="2:3", meets="c10d")
+    conf = "--rdzv-conf=last_call_timeout=1,is_host="
+    with start(f"{conf}1") as first, start(f"{conf}0") as second, start(f"{conf}0") as third:
         pids = workers([first, second, third])
         second.process.kill()
         second.wait()

@@ -43,13 +43,24 @@ KINDS = {
     "lsf": ("LSF", "lsf: {time: 1h}", ("bsub", "bjobs", "bkill")),
     "flux": ("Flux", "flux: {time: 1h}", ("flux",)),
 }
+HELLO = 'print("hello from", __import__("os").environ["RANK"])'
 WAITS = {
     "grid-engine": "qw",
     "pbs": "Q (Not Running: Insufficient amount of resource: ngpus)",
     "lsf": "PEND (New job is waiting for scheduling)",
     "flux": "SCHED",
 }
-HELLO = 'print("hello from", __import__("os").environ["RANK"])'
+NO_PE = 'job rejected: the requested parallel environment "none" does not exist.'
+REFUSED = {
+    "grid-engine": f"Unable to run job: {NO_PE}",
+    "pbs": "Unknown queue",
+    "lsf": "none: No such queue. Job not submitted.",
+    "flux": "flux-batch: ERROR: [Errno 22] Invalid queue 'none' specified",
+}
+NO_RUN = {"lsf": ("ended (EXIT)", "EXIT"), "flux": ("ended (FAILED)", "FAILED")}
+"""How a job ended, where its scheduler still tells."""
+STOP = distlaunch_argv("stop")
+KILLS = {"grid-engine": STOP, "pbs": STOP, "lsf": ["bkill"], "flux": ["flux", "cancel"]}
 
 
 class Queue(Printed):
@@ -57,23 +68,21 @@ class Queue(Printed):
 
     def __init__(self, kind: str, directory: Path) -> None:
         super().__init__(directory, kind)
-        self.kind = kind
+        self.kind, self.place = kind, directory / "queue"
         self.title, self.section, self.tools = KINDS[kind]
-        self.place = directory / "queue"
         self.id = "88.pbs.example" if kind == "pbs" else "88"
+        self.name = f"{self.title} job {self.id}"
 
     def job(self, worker: str, keys: str = "") -> Path:
         """A job file for this scheduler, which its section says."""
         section = "" if self.section.partition(":")[0] in keys else self.section
-        return write_job(self.directory, worker, f"{TWO}{section}\n{keys}\n").rename(
-            self.directory / "train.yaml"
-        )
+        job = write_job(self.directory, worker, f"{TWO}{section}\n{keys}\n")
+        return job.rename(self.directory / "train.yaml")
 
     def submit(self, worker: str, keys: str = "") -> str:
         """Submit it; the job's id, which is all that is printed."""
         done = distlaunch("submit", str(self.job(worker, keys)))
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == f"{self.id}\n"
+        assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{self.id}\n")
         return self.id
 
     def hold(self) -> None:
@@ -87,12 +96,6 @@ class Queue(Printed):
     def file(self, suffix: str) -> Path:
         """One of those that are named after the job."""
         return self.directory / "runs" / f"{self.kind}-{self.id}.{suffix}"
-
-    @property
-    def asked(self) -> list[str]:
-        """What qstat was asked so far."""
-        path = self.place / "asked"
-        return path.read_text().splitlines() if path.exists() else []
 
 
 @pytest.fixture(params=KINDS)
@@ -116,24 +119,22 @@ def queue(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_job_from_the_queue_to_its_end(queue: Queue) -> None:
     queue.hold()
-    job = queue.submit(HELLO)
-    waits = WAITS[queue.kind]
+    job, waits = queue.submit(HELLO), WAITS[queue.kind]
     (row,) = rows()
     assert (row["run"], row["state"], row["where"]) == (job, "PENDING", f"{queue.title}: {waits}")
-    logs = distlaunch("logs", job)
-    assert (logs.returncode, logs.stdout) == (1, "")
-    assert f"{queue.title} job {job} has not started: {waits}\n" in logs.stderr
+    logs = distlaunch("logs", job, status=1)
+    assert (logs.stdout, f"{queue.name} has not started: {waits}\n" in logs.stderr) == ("", True)
     with subprocess.Popen(distlaunch_argv("attach", job), stderr=subprocess.PIPE, text=True) as attached:
         assert attached.stderr is not None
-        assert attached.stderr.readline() == f"distlaunch: {queue.title} job {job} is {waits}\n"
+        assert attached.stderr.readline() == f"distlaunch: {queue.name} is {waits}\n"
         queue.tool("release")
         assert attached.wait(PATIENCE_S) == 0, attached.stderr.read()
-    assert distlaunch("wait", "88").returncode == 0
+    distlaunch("wait", "88", status=0)
     logs = distlaunch("logs", "-f", job)
     assert {line.split("] ")[1] for line in logs.stdout.splitlines()} == {"hello from 0", "hello from 1"}
     (row,) = rows("--all")
-    assert (row["state"], row["where"]) == ("SUCCEEDED", f"{queue.title} job {job}: {HERE}")
-    assert f"1 node from {queue.title} job {job}: {HERE}" in queue.file("out").read_text()
+    assert (row["state"], row["where"]) == ("SUCCEEDED", f"{queue.name}: {HERE}")
+    assert f"1 node from {queue.name}: {HERE}" in queue.file("out").read_text()
     (begun,) = map(json.loads, queue.file("jsonl").read_text().splitlines())
     assert begun["run"] == row["run"]
     script = queue.file("sh").read_text()
@@ -142,57 +143,36 @@ def test_a_job_from_the_queue_to_its_end(queue: Queue) -> None:
 
 @pytest.mark.parametrize("queue", ["pbs"], indirect=True)
 def test_submit_waits_for_the_end(queue: Queue) -> None:
-    done = distlaunch("submit", str(queue.job("raise SystemExit(5)")), "--wait")
-    assert (done.returncode, done.stdout) == (5, f"{queue.id}\n"), done.stderr
-    assert "FAILED, exit status 5" in done.stderr
-
-
-@pytest.mark.parametrize("queue", ["pbs"], indirect=True)
-def test_names_the_next_command_on_a_terminal(queue: Queue) -> None:
-    queue.hold()
-    status, shown = on_a_terminal("submit", str(queue.job(HELLO)))
-    assert status == 0
-    told = f"submitted to {queue.title}; follow it with `distlaunch attach {queue.id}`"
-    assert told in shown.decode()
+    done = distlaunch("submit", str(queue.job("raise SystemExit(5)")), "--wait", status=5)
+    assert (done.stdout, "FAILED, exit status 5" in done.stderr) == (f"{queue.id}\n", True)
 
 
 def test_a_job_is_stopped_while_it_waits(queue: Queue) -> None:
     queue.hold()
-    job = queue.submit(HELLO)
-    check_stop_before_start(f"{queue.title} job {job}", job, "88")
+    check_stop_before_start(queue.name, queue.submit(HELLO), "88")
 
 
 def test_a_job_is_stopped_by_its_name_while_it_runs(queue: Queue) -> None:
-    job = queue.submit(SLEEPER)
+    job, status = queue.submit(SLEEPER), 130 if queue.kind == "lsf" else 143
     queue.wait_for(queue.id, "ready", 2)
     (row,) = rows()
     assert (row["state"], row["ranks"]) == ("RUNNING", 2)
-    stopped = distlaunch("stop", "train", status=0)
-    assert f"{row['run']}: {ENDS[queue.kind]}" in stopped.stderr
-    assert distlaunch("wait", job).returncode == (130 if queue.kind == "lsf" else 143)
+    why = "stopped by SIGINT" if queue.kind == "lsf" else f"{queue.name} was cancelled"
+    ended = f"{row['run']}: CANCELLED, exit status {status}: {why}"
+    assert ended in distlaunch("stop", "train", status=0).stderr
+    distlaunch("wait", job, status=status)
     assert rows() == []
     assert "had already ended" in distlaunch("stop", job).stderr
-
-
-ENDS = {
-    "grid-engine": "CANCELLED, exit status 143: Grid Engine job 88 was cancelled",
-    "pbs": "CANCELLED, exit status 143: PBS job 88.pbs.example was cancelled",
-    "lsf": "CANCELLED, exit status 130: stopped by SIGINT",
-    "flux": "CANCELLED, exit status 143: Flux job 88 was cancelled",
-}
 
 
 @pytest.mark.parametrize("queue", ["pbs", "lsf", "flux"], indirect=True)
 def test_stop_now_kills_stubborn_ranks_at_once(queue: Queue) -> None:
     queue.submit(STUBBORN, "timeouts: {stop: 10m}")
     queue.wait_for(queue.id, "ready", 2)
-    stopped = distlaunch("stop", "88", "--now", status=0)
-    assert "CANCELLED" in stopped.stderr
+    assert "CANCELLED" in distlaunch("stop", "88", "--now", status=0).stderr
 
 
-def test_a_job_killed_before_it_could_report_that_it_was_stopped_is_cancelled(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_killed_before_its_report_is_cancelled(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KILL_DELAY_S", "1")
     job = queue.submit(STUBBORN, "timeouts: {stop: 10m}")
     queue.wait_for(job, "ready", 2)
@@ -200,83 +180,62 @@ def test_a_job_killed_before_it_could_report_that_it_was_stopped_is_cancelled(
         queue.tool(*KILLS[queue.kind], job)
         assert waiting.wait(PATIENCE_S) == 143
         assert waiting.stderr is not None
-        assert f": CANCELLED, exit status 143: {queue.title} job {job} " in waiting.stderr.read()
+        assert f": CANCELLED, exit status 143: {queue.name} " in waiting.stderr.read()
     (row,) = rows("--all")
     assert row["state"] == "CANCELLED"
     for pid in cookie_holders(row["run"]):  # a real scheduler kills other sessions, too
         kill(pid)
 
 
-STOP = distlaunch_argv("stop")
-KILLS = {"grid-engine": STOP, "pbs": STOP, "lsf": ["bkill"], "flux": ["flux", "cancel"]}
-
-
 @pytest.mark.parametrize("queue", ["grid-engine"], indirect=True)
 def test_stops_the_run_itself_where_its_script_asks_for_no_warning(queue: Queue) -> None:
     """qdel would be a SIGKILL."""
-    job = queue.job(SLEEPER)
-    script = queue.directory / "own.sh"
-    script.write_text(f"#$ -o {queue.file('out')}\n{' '.join(distlaunch_argv('run', str(job)))}\n")
+    run, script = " ".join(distlaunch_argv("run", str(queue.job(SLEEPER)))), queue.directory / "own.sh"
+    script.write_text(f"#$ -o {queue.file('out')}\n{run}\n")
     queue.file("out").parent.mkdir()
     queue.tool("qsub", "-terse", str(script))
     queue.wait_for(queue.id, "ready", 2)
-    stopped = distlaunch("stop", "train", status=0)
-    assert "CANCELLED, exit status 130" in stopped.stderr
+    assert "CANCELLED, exit status 130" in distlaunch("stop", "train", status=0).stderr
 
 
 def test_reports_a_script_that_never_starts_distlaunch(queue: Queue) -> None:
-    section = queue.section.rstrip("}") + ", setup: exit 4}"
     (queue.directory / "earlier.yaml").write_text("command: ['true']\ngpus_per_node: 0\nlauncher: local\n")
     distlaunch("run", "--quiet", str(queue.directory / "earlier.yaml"), status=0)
-    job = queue.submit(HELLO, section)
+    job = queue.submit(HELLO, queue.section.rstrip("}") + ", setup: exit 4}")
     ended, why = NO_RUN.get(queue.kind, ("left the queue", "left the queue"))
-    told = f"{queue.title} job {job} {ended} without starting a run; see {queue.file('out')}"
+    told = f"{queue.name} {ended} without starting a run; see {queue.file('out')}"
     for command in ("wait", "logs", "attach"):
-        done = distlaunch(command, job)
-        assert (done.returncode, told in done.stderr) == (1, True), done.stderr
+        assert told in distlaunch(command, job, status=1).stderr
     (row,) = rows("--number", "1")
     assert (row["run"], row["state"]) == (job, "FAILED")
     assert row["why"] == f"{queue.title}: {why}; see {queue.file('out')}"
 
 
-NO_RUN = {"lsf": ("ended (EXIT)", "EXIT"), "flux": ("ended (FAILED)", "FAILED")}
-"""How a job ended, where its scheduler still tells."""
-
-
 def test_reports_a_refusal_in_the_schedulers_words_and_leaves_nothing(queue: Queue) -> None:
     nowhere = f"{queue.section.partition(':')[0]}.queue=none"
-    done = distlaunch("submit", str(queue.job(HELLO)), "--set", nowhere)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"distlaunch: {queue.tools[0]} failed: {REFUSED[queue.kind]}\n"
+    done = distlaunch("submit", str(queue.job(HELLO)), "--set", nowhere, status=1)
+    told = f"distlaunch: {queue.tools[0]} failed: {REFUSED[queue.kind]}\n"
+    assert (done.stdout, done.stderr) == ("", told)
     assert list((queue.directory / "runs").iterdir()) == []
-
-
-REFUSED = {
-    "grid-engine": "Unable to run job: job rejected: the requested parallel environment "
-    '"none" does not exist.',
-    "pbs": "Unknown queue",
-    "lsf": "none: No such queue. Job not submitted.",
-    "flux": "flux-batch: ERROR: [Errno 22] Invalid queue 'none' specified",
-}
 
 
 def test_ps_asks_once_for_all_jobs(queue: Queue) -> None:
     queue.hold()
     queue.submit(HELLO)
-    ids = [f"{number}{queue.id[2:]}" for number in range(200, 300)]
-    for job in ids:
+    for number in range(200, 300):
+        job = f"{number}{queue.id[2:]}"
         note(Submission(job, "long", str(queue.directory / "runs"), time.time(), scheduler=queue.kind))
     assert [row["run"] for row in rows()] == [queue.id]  # of the others it knows nothing
-    assert len(queue.asked) == 1
+    asked = queue.place / "asked"
+    assert len(asked.read_text().splitlines()) == 1
     assert len(rows("--all")) == 101
-    assert distlaunch("ps").returncode == 0
-    assert len(queue.asked) == 3
+    distlaunch("ps", status=0)
+    assert len(asked.read_text().splitlines()) == 3
 
 
 def test_a_queue_that_does_not_answer_loses_no_job(queue: Queue) -> None:
     queue.hold()
-    job = queue.submit(HELLO)
-    tool = queue.directory / "bin" / queue.tools[:2][-1]
+    job, tool = queue.submit(HELLO), queue.directory / "bin" / queue.tools[:2][-1]
     before = tool.read_text()
     broken = {"echo 'cannot connect to server' >&2; exit 2": f"{tool.name} failed: cannot connect to server"}
     if queue.kind == "grid-engine":
@@ -289,23 +248,12 @@ def test_a_queue_that_does_not_answer_loses_no_job(queue: Queue) -> None:
     assert rows()[0]["run"] == job
 
 
-@pytest.mark.parametrize("queue", ["pbs"], indirect=True)
-def test_a_number_that_several_jobs_begin_with_is_ambiguous(queue: Queue) -> None:
-    for job in ("7.a", "7.b"):
-        note(Submission(job, "long", str(queue.directory), time.time(), scheduler=queue.kind))
-    done = distlaunch("wait", "7", status=2)
-    assert "7 is ambiguous: it matches 7.a, 7.b" in done.stderr
-
-
-def test_stops_a_task_of_a_slurm_array_that_can_never_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stops_a_slurm_task_that_can_never_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm's commands are stand-ins for one job, 74, which is a task of the array 73."""
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    state = (
-        f"[ -e {tmp_path}/over ] && echo '74|CANCELLED|None' || echo '74|PENDING|DependencyNeverSatisfied'"
-    )
+    over, waits = "echo '74|CANCELLED|None'", "echo '74|PENDING|DependencyNeverSatisfied'"
+    state = f"[ -e {tmp_path}/over ] && {over} || {waits}"
     program(tmp_path / "squeue", f'case "$*" in *--jobs=73_1*%A*|*--jobs=74*%A*) {state};; esac')
     program(tmp_path / "scancel", f'[ "$*" = 74 ] && touch {tmp_path}/over')
     note(Submission("74", "train", str(tmp_path), time.time()))
@@ -315,40 +263,44 @@ def test_stops_a_task_of_a_slurm_array_that_can_never_start(
 
 
 @pytest.mark.parametrize("queue", ["pbs"], indirect=True)
-def test_the_same_id_in_two_queues_is_two_jobs(queue: Queue) -> None:
+def test_the_same_id_in_two_queues_is_two_jobs_and_a_number_of_several_is_ambiguous(queue: Queue) -> None:
+    """On a terminal, the next command is named."""
     queue.hold()
     old = Submission(queue.id, "old", str(queue.directory / "old"), time.time() - 60)
     note(old)
     note_end(old, "COMPLETED")
-    queue.submit(HELLO)
+    status, shown = on_a_terminal("submit", str(queue.job(HELLO)))
+    told = f"submitted to {queue.title}; follow it with `distlaunch attach {queue.id}`"
+    assert (status, told in shown.decode()) == (0, True)
     (row,) = rows()
     assert (row["job"], row["state"]) == ("train", "PENDING")
     assert queue.id in distlaunch("ps", queue.id).stdout
-    assert f"{queue.title} job {queue.id}: cancelled" in distlaunch("stop", queue.id).stderr
+    assert f"{queue.name}: cancelled" in distlaunch("stop", queue.id).stderr
     for words in (["ps"], ["ps", "-a"]):
         assert re.search(rf"{queue.id} +CANCELLED", distlaunch(*words, queue.id).stdout), "it never had a run"
     assert queue.id not in distlaunch("ps").stdout
+    for job in ("7.a", "7.b"):
+        note(Submission(job, "long", str(queue.directory), time.time(), scheduler=queue.kind))
+    assert "7 is ambiguous: it matches 7.a, 7.b" in distlaunch("wait", "7", status=2).stderr
 
 
 @pytest.mark.parametrize("queue", ["pbs"], indirect=True)
 def test_submits_on_another_host(queue: Queue) -> None:
     """A shell here stands in for ssh."""
     program(queue.directory / "bin" / "ssh", 'for last; do :; done\nexec /bin/sh -c "$last"')
-    done = distlaunch("submit", "--on", "login", str(queue.job(HELLO)), "--to", queue.kind)
-    assert (done.returncode, done.stdout) == (0, f"login:{queue.id}\n"), done.stderr
+    done = distlaunch("submit", "--on", "login", str(queue.job(HELLO)), "--to", queue.kind, status=0)
+    assert done.stdout == f"login:{queue.id}\n"
     distlaunch("wait", done.stdout.strip(), status=0)
 
 
-@pytest.mark.parametrize("to", KINDS)
-def test_says_where_to_submit_from_outside_of_any_cluster(
-    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_says_where_to_submit_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "job.yaml").write_text("command: ['true']\ngpus_per_node: 0\n")
     monkeypatch.setenv("PATH", os.path.dirname(distlaunch_argv()[0]))
-    done = distlaunch("submit", str(tmp_path / "job.yaml"), "--to", to, status=1)
-    title, _, (tool, *_) = KINDS[to]
-    where = f"login nodes of {title} clusters have it; to submit from elsewhere, use --on HOST"
-    assert done.stderr == f"distlaunch: {tool} not found in PATH; {where}; for another scheduler, use --to\n"
+    for to, (title, _, (tool, *_)) in KINDS.items():
+        done = distlaunch("submit", str(tmp_path / "job.yaml"), "--to", to, status=1)
+        where = f"login nodes of {title} clusters have it; to submit from elsewhere, use --on HOST"
+        told = f"distlaunch: {tool} not found in PATH; {where}; for another scheduler, use --to\n"
+        assert done.stderr == told
 
 
 # Slurm's batch scripts
@@ -363,17 +315,17 @@ def run_script(text: str, call: Call, directory: Path, **environ: str) -> Done:
     return completed(["bash", str(script)], env=env)
 
 
+KILL = "kill -KILL $$"
+
+
 @pytest.mark.parametrize(
-    ("status", "starts", "said"),
-    [(0, "0", ""), (3, "0", ""), (137, "0", "scontrol requeue 17\n"), (137, "2", "")],
+    ("end", "starts", "said"),
+    [("exit 0", "0", ""), ("exit 3", "0", ""), (KILL, "0", "scontrol requeue 17\n"), (KILL, "2", "")],
 )
-def test_the_script_requeues_only_for_a_distlaunch_that_was_killed(
-    status: int, starts: str, said: str, tmp_path: Path
-) -> None:
+def test_a_script_requeues_only_a_killed_distlaunch(end: str, starts: str, said: str, tmp_path: Path) -> None:
     job = "script: train.py\nrestarts: {requeue: 2}\n"
-    end = "kill -KILL $$" if status == 137 else f"exit {status}"
     done = run_script(job, Call(("bash", "-c", end)), tmp_path, SLURM_RESTART_COUNT=starts)
-    assert (done.returncode, done.stdout) == (status, said)
+    assert (done.returncode, done.stdout) == (137 if end == KILL else int(end[-1]), said)
 
 
 @pytest.mark.parametrize("keys", ["", "slurm: {signal: USR1@60}\n"])
@@ -391,45 +343,34 @@ def test_a_job_cancelled_during_its_setup_runs_nothing(name: str, signum: str, t
     assert completed(["bash", str(job)], env={"PATH": os.environ["PATH"]}).stdout == "warned\n"
 
 
-@pytest.mark.parametrize(
-    ("shown", "stopped", "told"),
-    [
-        ("RUNNING", False, ["requeueing Slurm job 17, 1 of 2"]),
-        ("TIMEOUT", False, ["requeueing Slurm job 17, 1 of 2"]),
-        ("RUNNING", True, ["not requeueing Slurm job 17: it was cancelled"]),
-        ("CANCELLED", False, ["not requeueing Slurm job 17: it was cancelled"]),
-    ],
-)
-def test_a_job_cancelled_after_it_failed_is_not_requeued(
-    shown: str, stopped: bool, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program(tmp_path / "scontrol", f'echo "$*" >>{tmp_path}/asked\necho JobState={shown} EndTime=2026-01-01')
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    if stopped:
+@pytest.mark.parametrize("shown", ["RUNNING", "TIMEOUT", "STOPPED", "CANCELLED"])
+def test_requeues_no_cancelled_job(shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm may not show it yet that `distlaunch stop` has cancelled it."""
+    if shown == "STOPPED":
         note_stop(str(tmp_path), "17", "slurm")
+    state = shown.replace("STOPPED", "RUNNING")
+    program(tmp_path / "scontrol", f'echo "$*" >>{tmp_path}/asked\necho JobState={state} EndTime=2026-01-01')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     text = f"script: train.py\nlogs: {{dir: {tmp_path}}}\nrestarts: {{requeue: 2}}\n"
     spec = job_of(text, str(tmp_path / "job.yaml"), submitted=True)
     allocation = Allocation("slurm", "Slurm", "17", (), queued=True, answers=True)
     failed, said = Verdict(Cause("why", 1, 1.0), 1.0), list[str]()
-    ask_for_another(
-        Job().state._replace(spec=spec._replace(allocation=allocation), verdict=failed), said.append
-    )
+    job = Job().state._replace(spec=spec._replace(allocation=allocation), verdict=failed)
+    ask_for_another(job, said.append)
     asked = (tmp_path / "asked").read_text().splitlines()
-    assert (said, "requeue 17" in asked) == (told, not told[0].startswith("not"))
+    requeued = "requeue 17" in asked
+    told = "requeueing Slurm job 17, 1 of 2" if requeued else "not requeueing Slurm job 17: it was cancelled"
+    assert (said, requeued) == ([told], shown in ("RUNNING", "TIMEOUT"))
 
 
 def test_reports_a_directory_that_cannot_hold_scripts_and_a_dry_run_writes_none(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("command: ['true']\nlogs: {dir: job.yaml}\n")
-    done = distlaunch("submit", str(job), status=1)
-    assert f"can't write the batch script to {job}: File exists; set logs.dir" in done.stderr
-    assert (
-        "the job file requests no GPUs: set gpus_per_node to the number of GPUs per node, or to 0 for"
-        in done.stderr
-    )
+    told = distlaunch("submit", str(job), status=1).stderr
+    assert f"can't write the batch script to {job}: File exists; set logs.dir" in told
+    assert "requests no GPUs: set gpus_per_node to the number of GPUs per node, or to 0 for" in told
     job.write_text("command: ['true']\ngpus_per_node: 0\n")
-    done = distlaunch("submit", "--dry-run", str(job))
-    assert (done.returncode, done.stderr) == (0, "")
+    assert distlaunch("submit", "--dry-run", str(job), status=0).stderr == ""
     assert list(tmp_path.iterdir()) == [job]
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +19,28 @@ from tests.process.commands import ONE
 
 @pytest.fixture(autouse=True)
 def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def argv_for(self: Ssh, command: str, terminal: bool = False) -> Sequence[str]:
-        return ["/bin/sh", "-c", command]
-
-    monkeypatch.setattr(Ssh, "argv_for", argv_for)
+    monkeypatch.setattr(Ssh, "argv_for", lambda self, command, terminal=False: ["/bin/sh", "-c", command])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
 
 
 def test_names_a_directory_that_the_host_lacks(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_there(Ssh("gpu-a"), Request(("--version",), "/nowhere/at/all")) == 2
-    assert capfd.readouterr().err == (
-        "distlaunch: /nowhere/at/all on gpu-a: No such file or directory; "
-        "--on needs the job file's directory at the same path on that host\n"
-    )
+    needs = "--on needs the job file's directory at the same path on that host\n"
+    text = f"distlaunch: /nowhere/at/all on gpu-a: No such file or directory; {needs}"
+    assert capfd.readouterr().err == text
 
 
-@pytest.mark.parametrize("kind", ["writable by all", "a link"])
+@pytest.mark.parametrize("link", [False, True])
 def test_runs_no_program_from_a_directory_of_others(
-    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    link: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    kept = tmp_path / "cache" / "distlaunch"
+    kept, place = tmp_path / "cache/distlaunch", tmp_path / ("elsewhere" if link else "cache/distlaunch")
     kept.parent.mkdir()
-    if kind == "a link":
-        (tmp_path / "elsewhere").mkdir()
-        kept.symlink_to(tmp_path / "elsewhere")
+    place.mkdir()
+    if link:
+        kept.symlink_to(place)
     else:
-        kept.mkdir()
         kept.chmod(0o777)
     assert run_there(Ssh("gpu-a"), Request(("--version",))) == 2
     text = f"distlaunch: {kept} must be a directory that only you can write to; remove it\n"
@@ -60,9 +54,7 @@ def test_reports_a_host_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
         run_there(Ssh("gpu-a"), Request(("--version",)))
 
 
-def test_says_that_the_connection_failed(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_tells_of_a_failed_link(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(Ssh, "argv_for", lambda self, command: ["/bin/sh", "-c", "exit 255"])
     assert run_there(Ssh("gpu-a", "me"), Request(("--version",))) == 69
     text = "distlaunch: the SSH connection to gpu-a failed; to check it: ssh -l me gpu-a\n"
@@ -87,9 +79,7 @@ def test_ranks_run_with_this_python_and_not_with_that_of_the_controllers_host(
 
 
 @pytest.mark.parametrize("nodes", ["nodes: [alias]\nlauncher: ssh\n", ""])
-def test_a_run_that_another_host_controls_is_reached_by_its_id_and_job_file(
-    tmp_path: Path, nodes: str
-) -> None:
+def test_a_run_that_another_host_controls_is_found_by_id_and_job_file(tmp_path: Path, nodes: str) -> None:
     """A shell stands in for ssh: it knows the host only by its alias and the job's configuration."""
     ssh = tmp_path / "bin" / "ssh"
     ssh.parent.mkdir()
@@ -99,16 +89,15 @@ def test_a_run_that_another_host_controls_is_reached_by_its_id_and_job_file(
     (tmp_path / "config").touch()
     keys = f"{nodes}ssh: {{config: config}}\nlogs: {{dir: {tmp_path}/there/logs}}\n"
     job = write_job(tmp_path, "print('here', flush=True)\nimport signal\nsignal.pause()", ONE + keys)
-    around: dict[str, Any] = {
-        "env": {**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}", "XDG_STATE_HOME": f"{tmp_path}/s"}
-    }
+    own = {"PATH": f"{ssh.parent}:{os.environ['PATH']}", "XDG_STATE_HOME": f"{tmp_path}/s"}
+    around: dict[str, Any] = {"env": os.environ | own}
     run = distlaunch("run", "-d", "--on", "alias", str(job), **around).stdout.strip()
     another = {"run": f"{job.stem}2-20260101-120000-0a1b2c3d", "directory": "/none", "host": "other"}
     runs = tmp_path / "s/distlaunch/runs.jsonl"
     runs.write_text(f"{runs.read_text()}{json.dumps(another)}\n")
     (row,) = json.loads(distlaunch("ps", "--json", **around).stdout)
     assert (row["run"], row["state"], row["controller"]["host"]) == (run, "UNKNOWN", "alias")
-    for word in (run, "job", run[:-3]):
+    for word in ("job", run[:-3]):
         assert run in distlaunch("ps", word, **around).stdout
     attached = Going(tmp_path, distlaunch_argv("attach", "-a", run), **around)
     attached.wait_for("here")
@@ -117,9 +106,8 @@ def test_a_run_that_another_host_controls_is_reached_by_its_id_and_job_file(
     assert f"detached from {run}, which is still running; `distlaunch stop {run}` stops it" in attached.stderr
     assert f"{run}: CANCELLED" in distlaunch("stop", str(job), **around).stderr
     assert "here" in distlaunch("logs", run[:-3], **around).stdout
-    none = distlaunch(
-        "why", "--ssh-config", f"{tmp_path}/config", "alias:", **around, cwd=ssh.parent, status=2
-    )
+    words = ["why", "--ssh-config", f"{tmp_path}/config", "alias:"]
+    none = distlaunch(*words, **around, cwd=ssh.parent, status=2)
     assert "in your home directory on alias; `distlaunch ps -a alias:` lists all" in none.stderr
     over = write_job(tmp_path, "raise SystemExit(143)", ONE + keys)
     assert distlaunch("run", "--on", "alias", str(over), **around).returncode == 143

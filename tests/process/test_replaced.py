@@ -60,18 +60,15 @@ def ended(run: Going, status: int, said: str) -> None:
     assert "another distlaunch" not in run.stderr
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_explains_and_restarts_a_rank_that_fails(
-    installed: Installed, tmp_path: Path, signum: signal.Signals
-) -> None:
+def test_explains_and_restarts_a_rank_that_fails(installed: Installed, tmp_path: Path) -> None:
     keys = "procs_per_node: 2\ntimeouts: {stop: 2s}\nrestarts: {max: 1, backoff: 0s, requeue: 1}"
     with installed.running(tmp_path, "run", str(write_job(tmp_path, FAILS, keys))) as run:
         before = run.wait_ready(2)
         installed.replace()
-        kill(before[1], signum)
+        kill(before[1])
         run.wait_for("ready", times=4)
-        kill(run.worker_pids()[1], signum)
-        ended(run, 1 if signum == signal.SIGTERM else 137, "rank 1 (")
+        kill(run.worker_pids()[1], signal.SIGTERM)
+        ended(run, 1, "rank 1 (")
         assert "already restarted once" in run.stderr
 
 
@@ -102,15 +99,14 @@ def test_tasks_of_exec_show_errors_and_end(installed: Installed, tmp_path: Path)
             ended(run, 1, said)
 
 
-def test_a_detached_run_restarts(
-    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+def test_a_detached_run_restarts(installed: Installed, tmp_path: Path) -> None:
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     job = str(write_job(tmp_path, SLEEPER, "restarts: {max: 1, backoff: 0s}"))
     with installed.running(tmp_path, "run", "--detach", job) as run:
         assert run.wait() == 0, run.stderr
         installed.replace()
-        attached = Going(tmp_path, distlaunch_argv("attach", "--all", run.stdout.strip()), cwd=ROOT)
+        argv = distlaunch_argv("attach", "--all", run.stdout.strip())
+        attached = Going(tmp_path, argv, cwd=ROOT, env=env)
         try:
             for attempt in (1, 2):
                 attached.wait_for("ready", times=attempt)
@@ -120,10 +116,9 @@ def test_a_detached_run_restarts(
             attached.kill()
 
 
-def test_writes_the_summary_as_json(installed: Installed, tmp_path: Path) -> None:
-    job = str(write_job(tmp_path, SLEEPER, "procs_per_node: 2"))
-    with installed.running(tmp_path, "run", "--json", job) as run:
-        run.wait_for("ready", times=2)
+def test_an_interrupted_run_writes_its_summary_as_json(installed: Installed, tmp_path: Path) -> None:
+    with installed.running(tmp_path, "run", "--json", str(write_job(tmp_path, SLEEPER))) as run:
+        run.wait_for("ready")
         installed.replace()
         run.process.send_signal(signal.SIGINT)
         ended(run, 130, "stopped by SIGINT")

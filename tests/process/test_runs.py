@@ -31,6 +31,7 @@ from tests.harness import (
     PATIENCE_S,
     PRESS_S,
     ROOT,
+    Done,
     Going,
     completed,
     distlaunch,
@@ -48,7 +49,6 @@ from tests.harness import (
 )
 from tests.process.commands import ONE, STUBBORN, TWO
 
-ID = re.compile(r"job-\d{8}-\d{6}-[0-9a-f]{8}\n")
 WAITS = """
     import os, signal
     os.write(1, b"here %s\\n" % os.environ["RANK"].encode())
@@ -64,16 +64,21 @@ WAITS = """
 def stopped(tmp_path: Path) -> Iterator[None]:
     """What a test has left behind is ended."""
     yield
-    for run in listed(tmp_path, "-a"):
-        if run["state"] not in ENDS:
-            ran(tmp_path, "stop", run["directory"], "--now")
+    if (tmp_path / "runs").exists():
+        for run in listed(tmp_path, "-a"):
+            if run["state"] not in ("SUCCEEDED", "FAILED", "CANCELLED", "LOST"):
+                ran(tmp_path, "stop", run["directory"], "--now")
 
 
-ENDS = ("SUCCEEDED", "FAILED", "CANCELLED", "LOST")
-
-
-def ran(directory: Path, *words: str, status: int | None = None) -> subprocess.CompletedProcess[str]:
+def ran(directory: Path, *words: str, status: int | None = None) -> Done:
     return distlaunch(*words, status=status, cwd=directory)
+
+
+@pytest.fixture
+def known_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The list of runs of this test alone: those of others may have the same names."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state/distlaunch/runs.jsonl"
 
 
 def beside(directory: Path, *words: str) -> Going:
@@ -101,22 +106,23 @@ def listed(directory: Path, *words: str) -> list[dict[str, Any]]:
 def left(directory: Path, worker: str = WAITS, job: str = "") -> str:
     """The id of a run of two ranks that goes on without its command."""
     done = ran(directory, "run", "--detach", str(write_job(directory, worker, TWO + job)), status=0)
-    assert ID.fullmatch(done.stdout)
+    assert re.fullmatch(r"job-\d{8}-\d{6}-[0-9a-f]{8}\n", done.stdout)
     return done.stdout.strip()
 
 
-def said_here(directory: Path, run: str) -> None:
-    """Wait until both ranks have printed where they are."""
+def left_here(directory: Path) -> str:
+    """The same, once both ranks have printed where they are."""
+    run = left(directory)
     with watching(directory, "logs", "-f", run) as follow:
         follow.wait_for("here", times=2)
         follow.wait_for("pid", times=2)
+    return run
 
 
 def test_finds_follows_and_waits_for_a_detached_run(tmp_path: Path, gate: Path) -> None:
-    run = left(tmp_path)
+    run = left_here(tmp_path)
     (there,) = listed(tmp_path)
     assert (there["run"], there["state"], there["ranks"], there["exit_status"]) == (run, "RUNNING", 2, None)
-    said_here(tmp_path, run)
     with watching(tmp_path, "logs", "--follow") as follow, watching(tmp_path, "attach", run) as attached:
         follow.wait_for("here", times=2)
         wait_until_attached(attached)
@@ -141,31 +147,23 @@ def test_finds_follows_and_waits_for_a_detached_run(tmp_path: Path, gate: Path) 
 
 def wait_until_attached(attached: Going) -> None:
     """It has opened the index of the output, so it has read the events before."""
-    pid = attached.process.pid
-    wait_until(lambda: any("output.index" in path for path in opened(pid)), lambda: f"{[*opened(pid)]}")
+
+    def opened() -> str:
+        return str(completed(["ls", "-l", f"/proc/{attached.process.pid}/fd"]).stdout)
+
+    wait_until(lambda: "output.index" in opened(), opened)
 
 
-def opened(pid: int) -> Iterator[str]:
-    """The files that a process has open."""
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):  # closed meanwhile
-            yield os.readlink(entry)
-
-
-@pytest.mark.parametrize(
-    ("key", "status", "said"),
-    [
+def test_reports_a_detached_run_that_cannot_start(tmp_path: Path) -> None:
+    for keys, status, said in (
         ("command: [nowhere]", 127, "nowhere"),
-        ("nodes: [a]\nlauncher: nonsense", 2, "launcher"),
-        ("logs: {dir: /proc/nowhere}", 1, "logs.dir"),
-    ],
-)
-def test_reports_a_detached_run_that_cannot_start(key: str, status: int, said: str, tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(f"{'' if 'command' in key else 'command: [sleep, 60]'}\n{key}\n")
-    done = ran(tmp_path, "run", "--detach", "job.yaml")
-    assert (done.returncode, done.stdout) == (status, "")
-    assert said in done.stderr
-    assert listed(tmp_path) == []
+        ("command: [sleep, 60]\nnodes: [a]\nlauncher: nonsense", 2, "launcher"),
+        ("command: [sleep, 60]\nlogs: {dir: /proc/nowhere}", 1, "logs.dir"),
+    ):
+        (tmp_path / "job.yaml").write_text(keys)
+        done = ran(tmp_path, "run", "--detach", "job.yaml", status=status)
+        assert (done.stdout, said in done.stderr) == ("", True)
+        assert listed(tmp_path) == []
 
 
 def test_ctrl_c_before_all_ranks_have_started_ends_the_run(tmp_path: Path) -> None:
@@ -206,8 +204,7 @@ def test_a_run_of_another_host_is_active_as_long_as_its_status_is_saved(tmp_path
 
 
 def test_a_killed_controller_leaves_no_rank_and_the_run_is_lost(tmp_path: Path, gate: Path) -> None:
-    run = left(tmp_path)
-    said_here(tmp_path, run)
+    run = left_here(tmp_path)
     (there,) = listed(tmp_path)
     ranks = holders_of(f"DISTLAUNCH_RUN_ID={run}")
     assert len(ranks) >= 2
@@ -238,38 +235,23 @@ def test_a_killed_controller_leaves_no_rank_and_the_run_is_lost(tmp_path: Path, 
     assert "(it crashed or was killed, or its machine went down)" in listed(tmp_path, "-a")[0]["why"]
 
 
-def test_stop_ends_a_run_and_says_how_it_ended(tmp_path: Path, gate: Path) -> None:
-    run = left(tmp_path)
-    ranks = holders_of(f"DISTLAUNCH_RUN_ID={run}")
-    done = ran(tmp_path, "stop", run[:-3], status=0)
-    assert (
-        f"distlaunch: {run}: CANCELLED, exit status 130: stopped by `distlaunch stop`; logs: " in done.stderr
-    )
-    wait_gone(ranks, 0.0)
-    assert ran(tmp_path, "wait", run).returncode == 130
-    again = ran(tmp_path, "stop", run, status=0)
-    assert f"distlaunch: {run} had already ended: CANCELLED, exit status 130: stopped by" in again.stderr
-
-
 def test_stop_says_that_the_run_ended_meanwhile(
     tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def too_late(run: Run, at_once: bool) -> bool:
         open_gate(gate)
-        assert ran(tmp_path, "wait", run.id).returncode == 7
+        ran(tmp_path, "wait", run.id, status=7)
         return interrupt(run, at_once)
 
-    run = left(tmp_path)
-    said_here(tmp_path, run)
+    run = left_here(tmp_path)
     monkeypatch.setattr("distlaunch.cli.runs.interrupt", too_late)
-    monkeypatch.chdir(tmp_path)
-    assert run_app(["stop", run]) == 0
+    assert run_app(["stop", str(tmp_path / "runs" / run)]) == 0
     assert f"{run} had already ended: FAILED, exit status 7: rank 1" in capfd.readouterr().err
 
 
 # Told again
 
-RESTARTS = f"{TWO}restarts: {{max: 1, backoff: 0s}}\n"
+
 LINES = 50
 SPEAKS = f"""
     import os, sys
@@ -287,35 +269,30 @@ SPEAKS = f"""
 def restarted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two attempts that is over; "shown" has what it showed."""
     directory = tmp_path_factory.mktemp("restarted")
-    done = ran(directory, "run", str(write_job(directory, SPEAKS, RESTARTS)), status=0)
-    (directory / "shown").write_text(done.stdout)
+    job = write_job(directory, SPEAKS, f"{TWO}restarts: {{max: 1, backoff: 0s}}\n")
+    (directory / "shown").write_text(ran(directory, "run", str(job), status=0).stdout)
     return directory
 
 
 def in_one_place(directory: Path, *words: str) -> str:
     """All that a command prints, where both its streams go to one pipe."""
-    one_place = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return str(completed(distlaunch_argv(*words), cwd=directory, **one_place).stdout)
+    done = completed(distlaunch_argv(*words), cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return str(done.stdout)
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_attach_shows_everything_in_its_order(restarted: Path, terminal: bool) -> None:
-    lines = spoken(restarted)
-    for _ in range(3):
-        if terminal:
-            shown = on_a_terminal("attach", "--all", str(restarted), NO_COLOR="1")[1].decode()
-        else:
-            shown = in_one_place(restarted, "attach", "--all")
-        said = shown.replace("\r", "").splitlines()
-        ranks = [line for line in said if line.startswith("[node0:")]
-        assert ranks == lines
+def test_attach_shows_everything_in_its_order(restarted: Path) -> None:
+    """A line without its end is not joined to one of another attempt."""
+    on_terminal = on_a_terminal("attach", "--all", str(restarted), NO_COLOR="1")[1].decode().replace("\r", "")
+    for shown in (in_one_place(restarted, "attach", "--all"), on_terminal):
+        said = shown.splitlines()
+        assert [line for line in said if line.startswith("[node0:")] == spoken(restarted)
         (again,) = (at for at, line in enumerate(said) if line.endswith("restart 1 of 1"))
         assert again < min(at for at, line in enumerate(said) if re.search(r"(out|err) \d 1 ", line))
+    for text in (shown, (restarted / "shown").read_text(), in_one_place(restarted, "logs")):
+        assert "[node0:0] unfinished\n" in text[: text.index("out 0 1 0")]
 
 
-def test_pieces_of_the_index_keep_their_place_among_events(
-    restarted: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_of_the_index_keep_their_place(restarted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run,) = (restarted / "runs").iterdir()
     told = []
     for size in (replay.PIECE, INDEX_RECORD.size):
@@ -350,17 +327,6 @@ def test_all_lines_come_in_their_order_over_restarts(restarted: Path) -> None:
     assert sum(line.endswith("unfinished") for line in lines) >= 3
 
 
-def test_a_line_without_its_end_is_not_joined_to_one_of_another_attempt(restarted: Path) -> None:
-    told = (in_one_place(restarted, *words) for words in (("attach", "--all"), ("logs",)))
-    for text in ((restarted / "shown").read_text(), *told):
-        assert "[node0:0] unfinished\n" in text[: text.index("out 0 1 0")]
-
-
-def test_a_number_of_seconds_needs_no_unit(restarted: Path) -> None:
-    assert spoken(restarted, "--since", "36000.5") == spoken(restarted)
-    assert spoken(restarted, "--since", "0") == []
-
-
 def test_shows_a_restart_between_the_lines(restarted: Path) -> None:
     for words in ([], ["--fold"], ["--rank", "0"]):
         before, said, after = in_one_place(restarted, "logs", *words).partition("distlaunch: restart 1\n")
@@ -376,27 +342,33 @@ def test_shows_a_restart_between_the_lines(restarted: Path) -> None:
 
 def test_shows_only_the_chosen_lines(restarted: Path) -> None:
     everything = spoken(restarted)
-    assert spoken(restarted, "-n", "3") == everything[-3:]
-    assert spoken(restarted, "-n", "0") == []
-    assert spoken(restarted, "--rank", "1") == [line for line in everything if line.startswith("[node0:1]")]
-    assert spoken(restarted, "--rank", "0-1") == everything
-    assert spoken(restarted, "--stderr") == [line for line in everything if "err" in line]
-    assert spoken(restarted, "--grep", "^out 0 1 [12]$") == ["[node0:0] out 0 1 1", "[node0:0] out 0 1 2"]
-    assert spoken(restarted, "--grep", "err", "-n", "1", "-r", "0") == [f"[node0:0] err 0 1 {LINES - 1}"]
-    assert spoken(restarted, "--since", "1h") == everything
-    assert spoken(restarted, "--since", "0s") == []
-    assert spoken(restarted, "-f") == everything
+    for words, lines in (
+        ("-n 3", everything[-3:]),
+        ("-n 0", []),
+        ("--rank 1", [line for line in everything if line.startswith("[node0:1]")]),
+        ("--rank 0-1", everything),
+        ("--stderr", [line for line in everything if "err" in line]),
+        ("--grep ^out.0.1.[12]$", ["[node0:0] out 0 1 1", "[node0:0] out 0 1 2"]),
+        ("--grep err -n 1 -r 0", [f"[node0:0] err 0 1 {LINES - 1}"]),
+        ("--since 1h", everything),
+        ("--since 36000.5", everything),
+        ("--since 0s", []),
+        ("--since 0", []),
+        ("-f", everything),
+    ):
+        assert spoken(restarted, *words.split()) == lines, words
 
 
 def test_the_last_lines_of_a_long_output_are_those_of_all(tmp_path: Path) -> None:
     """Only the end is read, or more of it if that has too few."""
     text = """
         import os
-        first = os.environ["RANK"] == "0"
-        for number in range(20_000 if first else 2):
-            print("few" if not first else f"{number} " + "x" * 99)
+        if os.environ["RANK"] == "1":
+            print("few\\n" * 2, end="")
+        else:
+            print(*(f"{number} " + "x" * 99 for number in range(20_000)), sep="\\n")
     """
-    distlaunch("run", str(write_job(tmp_path, text, "gpus_per_node: 0\nprocs_per_node: 2")), status=0)
+    distlaunch("run", str(write_job(tmp_path, text, TWO)), status=0)
     for words in ((), ("-r", "1"), ("--grep", "7777"), ("--fold",)):
         everything = spoken(tmp_path, *words)
         for most in (1, 3, 15_000):
@@ -406,56 +378,39 @@ def test_the_last_lines_of_a_long_output_are_those_of_all(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--rank", "1-"), "--rank: expected ranks"),
-        (("--rank", "7"), "no rank 7: the run has ranks 0-1"),
-        (("--rank", "0-9"), "no ranks 2-9: the run has ranks 0-1"),
-        (("-f", "--rank", "0,3-5,2"), "no ranks 2-5: the run has ranks 0-1"),
-        (("--since", "soon"), "--since: expected a duration"),
-        (("--grep", "("), "--grep: '(' is not a regular expression"),
-        (
-            ("--grep", "x{99999999999999999999}"),
-            "regular expression: the repetition number is too large",
-        ),
-        (("--grep", "(" * 5000 + ")" * 5000), "is not a regular expression: it is nested too deeply"),
-        (("--grep", ".?" * 40 + "="), "--grep: the pattern takes more than 0.5 s on a line"),
-        (("-n", "9" * 30), "Invalid value for '--lines' / '-n'"),
-        (("nothing-like-it",), "no run matches 'nothing-like-it'"),
-        (("./nowhere",), "./nowhere: not a run directory, and it contains no runs"),
+        ("--rank 1-", "--rank: expected ranks"),
+        ("--rank 7", "no rank 7: the run has ranks 0-1"),
+        ("--rank 0-9", "no ranks 2-9: the run has ranks 0-1"),
+        ("-f --rank 0,3-5,2", "no ranks 2-5: the run has ranks 0-1"),
+        ("--since soon", "--since: expected a duration"),
+        ("--grep (", "--grep: '(' is not a regular expression"),
+        ("--grep x{99999999999999999999}", "regular expression: the repetition number is too large"),
+        (f"--grep {'(' * 5000}{')' * 5000}", "is not a regular expression: it is nested too deeply"),
+        (f"--grep {'.?' * 40}=", "--grep: the pattern takes more than 0.5 s on a line"),
+        (f"-n {'9' * 30}", "Invalid value for '--lines' / '-n'"),
+        ("nothing-like-it", "no run matches 'nothing-like-it'"),
+        ("./nowhere", "./nowhere: not a run directory, and it contains no runs"),
     ],
+    ids=lambda text: text[:30],
 )
-def test_refuses_an_impossible_choice(restarted: Path, words: tuple[str, ...], said: str) -> None:
-    done = ran(restarted, "logs", *words, status=2)
+def test_refuses_an_impossible_choice(restarted: Path, words: str, said: str) -> None:
+    done = ran(restarted, "logs", *words.split(), status=2)
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_reader_that_leaves_is_not_an_error(restarted: Path) -> None:
-    line = " ".join(distlaunch_argv("logs"))
-    done = completed(["bash", "-c", f"{line} | head -1; exit ${{PIPESTATUS[0]}}"], cwd=restarted)
-    assert done.returncode in (0, 141)
-    assert done.stderr in ("", "distlaunch: restart 1\n")
-
-
-def test_the_replay_tool_shows_events_changes_and_messages_that_differ(
-    restarted: Path, tmp_path: Path
-) -> None:
-    def replayed(*words: object) -> "subprocess.CompletedProcess[str]":
-        argv = [sys.executable, str(ROOT / "scripts/replay"), *map(str, words)]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-
+def test_the_replay_tool_shows_events_changes_and_differences(restarted: Path, tmp_path: Path) -> None:
+    replay, altered = [sys.executable, str(ROOT / "scripts/replay")], tmp_path / "altered.jsonl"
     (run,) = (restarted / "runs").iterdir()
-    done = replayed(run)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "  AgentUp(node=0" in done.stdout and "phase: RUNNING → RESTARTING" in done.stdout
-    assert "→ StartWorkers(node=0)" in done.stdout
-    assert "AgentUp" not in replayed(run, "--to", "0").stdout
-    altered = tmp_path / "altered.jsonl"
+    done = completed([*replay, str(run)], 0)
+    assert done.stderr == ""
+    for shown in ("  AgentUp(node=0", "phase: RUNNING → RESTARTING", "→ StartWorkers(node=0)"):
+        assert shown in done.stdout
+    assert "AgentUp" not in completed([*replay, str(run), "--to", "0"]).stdout
     added = {"event": "Message", "t": 99.0, "level": "info", "text": "as it was"}
     altered.write_text((run / "events.jsonl").read_text() + json.dumps(added) + "\n")
-    done = replayed(altered)
-    assert (done.returncode, done.stderr) == (1, "recorded: as it was\nreplayed: nothing more\n")
-    done = replayed(tmp_path / "none")
-    assert (done.returncode, done.stderr) == (2, f"{tmp_path}/none: No such file or directory\n")
+    assert completed([*replay, str(altered)], 1).stderr == "recorded: as it was\nreplayed: nothing more\n"
+    assert "none: No such file or directory\n" in completed([*replay, str(tmp_path / "none")], 2).stderr
 
 
 def test_a_directory_without_a_status_is_not_a_run(restarted: Path, tmp_path: Path) -> None:
@@ -469,20 +424,21 @@ def test_a_directory_without_a_status_is_not_a_run(restarted: Path, tmp_path: Pa
 
 def damages(path: Path) -> Iterator[None]:
     """Put something else in the place of a file, one after another."""
-    path.unlink()
     for link in ("/etc/passwd", path.name, "nowhere"):
+        path.unlink()
         path.symlink_to(link)
         yield
-        path.unlink()
+    path.unlink()
     os.mkfifo(path)
     yield
-    path.unlink()
     for data in (b"\xff" * 1000, b"[" * 100_000, b"[1]\n" * 99):
+        path.unlink()
         path.write_bytes(data)
         yield
     path.unlink()
     path.mkdir()
     yield
+    path.rmdir()
 
 
 @pytest.mark.parametrize("name", ["status.json", "events.jsonl", "output.index", "summary.json", "rank0.out"])
@@ -493,13 +449,13 @@ def test_a_damaged_file_is_an_error_or_ignored(restarted: Path, tmp_path: Path, 
         for words in (["logs", "--fold", "-r", "0"], ["attach", "--all"], ["stop"]):
             with contextlib.suppress(DistlaunchError):
                 run_app([*words, str(directory)])
-    (directory / name).rmdir()
 
 
 # Finding
 
 
 LONG = f"a-long-name-of-a-job-{os.getpid()}"
+NOTHING = "command: ['true']\nnodes: 1\n"
 
 
 @pytest.fixture(scope="module")
@@ -509,8 +465,8 @@ def over(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file, name, status in (("train", "my job (1)", 3), ("train", "my job (1)", 4), ("eval", LONG, 5)):
         path = directory / f"{file}.yaml"
         path.write_text(f"name: {name}\ncommand: [sh, -c, 'exit $SAID']\nnodes: 1\n")
-        assert ran(directory, "run", path.name, "--set", f"env.SAID={status}").returncode == status
-    (directory / "none.yaml").write_text("command: ['true']\n")
+        ran(directory, "run", path.name, "--set", f"env.SAID={status}", status=status)
+    (directory / "none.yaml").write_text(NOTHING)
     return directory
 
 
@@ -522,38 +478,25 @@ def by_status(directory: Path) -> dict[int, str]:
 def test_finds_a_run_by_each_of_its_names(over: Path) -> None:
     runs = by_status(over)
     assert [*runs] == [5, 4, 3]
-    names = [
-        ("my job (1)", 4),
-        ("train.yaml", 4),
-        (LONG, 5),
-        (str(over / "eval.yaml"), 5),
-        (".", 5),
-        ("./runs", 5),
-    ]
-    for word, status in (*names, *((run, status) for status, run in runs.items())):
-        assert ran(over, "wait", word).returncode == status
-    assert ran(over, "wait").returncode == 5
+    names = {"my job (1)": 4, "train.yaml": 4, LONG: 5, str(over / "eval.yaml"): 5, ".": 5, "./runs": 5}
+    for word, status in (*names.items(), *((run, status) for status, run in runs.items())):
+        ran(over, "wait", word, status=status)
+    ran(over, "wait", status=5)
     for status, run in runs.items():
-        assert ran(Path("/"), "wait", str(over / "runs" / run)).returncode == status
-        assert ran(Path("/"), "wait", run).returncode == status  # it is listed
+        ran(Path("/"), "wait", str(over / "runs" / run), status=status)
+        ran(Path("/"), "wait", run, status=status)  # it is listed
 
 
 def test_refuses_a_name_of_no_run_or_of_several(over: Path) -> None:
     runs = by_status(over)
     alike = runs[3][: -len("20260101-120000-0a1b2c3d")]
-    ambiguous = ran(over, "wait", alike, status=2)
-    assert f"'{alike}' is ambiguous: it matches " in ambiguous.stderr  # those of other tests, too
-    assert runs[3] in ambiguous.stderr and runs[4] in ambiguous.stderr
-    other = ran(over, "wait", "my job [1]")
-    assert (other.returncode, "my job [1]" in other.stderr) == (2, True)
-    parts = (runs[5][:9], LONG[:5])  # the beginning of a job's name may be another's
-    for command, word in (
-        ("stop", ""),
-        ("stop", "…"),
-        ("wait", "none.yaml"),
-        *(("stop", part) for part in parts),
-    ):
-        assert ran(over, command, word).returncode == 2
+    ambiguous = ran(over, "wait", alike, status=2).stderr
+    assert f"'{alike}' is ambiguous: it matches " in ambiguous  # those of other tests, too
+    assert runs[3] in ambiguous and runs[4] in ambiguous
+    assert "my job [1]" in ran(over, "wait", "my job [1]", status=2).stderr
+    ran(over, "wait", "none.yaml", status=2)
+    for word in ("", "…", runs[5][:9], LONG[:5]):  # the beginning of a job's name may be another's
+        ran(over, "stop", word, status=2)
 
 
 def test_ps_lists_what_is_named(over: Path) -> None:
@@ -563,13 +506,15 @@ def test_ps_lists_what_is_named(over: Path) -> None:
     assert ran(over, "ps", ".").stdout == ""
     assert [len(listed(over, "-n", number)) for number in ("5", "1")] == [3, 1]
     (over / "file").touch()
+    known = "no known run matches none.yaml; `distlaunch ps -a` lists all known runs\n"
     for place, text in (
         ("nonesuch", "no run matches"),
-        ("file", "no run matches"),
+        ("file", "no run matches 'file'"),
+        ("none.yaml", known),
         ("/none", "/none: No such"),
     ):
-        done = ran(over, "ps", place)
-        assert (done.returncode, done.stderr.startswith(f"distlaunch: {text}")) == (2, True)
+        done = ran(over, "ps", place, status=2)
+        assert (done.stdout, done.stderr.startswith(f"distlaunch: {text}")) == ("", True)
 
 
 def test_ps_fits_into_its_terminal(over: Path) -> None:
@@ -582,38 +527,42 @@ def test_ps_fits_into_its_terminal(over: Path) -> None:
         assert ran(over, "wait", lines[1].split()[0]).returncode == 5
 
 
-def test_ps_looks_in_the_given_place(tmp_path: Path, gate: Path) -> None:
-    run = left(tmp_path)
-    for directory, place in ((tmp_path, "runs"), (tmp_path, f"runs/{run}"), (tmp_path / "runs", run)):
-        shown = ran(directory, "ps", place).stdout.splitlines()
-        assert re.fullmatch(r"RUN +STATE +RANKS +RESTARTS +AGE +LAST +WHERE", shown[0])
-        assert [line.split()[0] for line in shown[1:]] == [run]
-    done = ran(tmp_path, "ps", "worker.py")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "no run matches 'worker.py'" in done.stderr
-    (tmp_path / "other.yaml").touch()
-    assert (
-        ran(tmp_path, "ps", "other.yaml").stderr
-        == "distlaunch: no known run matches other.yaml; `distlaunch ps -a` lists all known runs\n"
-    )
+def test_ps_and_stop_find_a_run_without_its_status_or_directory(tmp_path: Path, gate: Path) -> None:
+    def where() -> str:
+        (tmp_path / "runs" / run / "status.json").write_text("no JSON")  # the controller renews it at times
+        (there,) = listed(tmp_path)
+        assert (there["run"], there["state"]) == (run, "RUNNING")
+        return str(there["where"])
+
     (tmp_path / "empty").mkdir()
     assert "no active runs" in ran(tmp_path, "ps", "empty").stderr
+    for loses in ("status", "directory"):
+        run = left(tmp_path)
+        (there,) = listed(tmp_path)
+        for directory, place in ((tmp_path, "runs"), (tmp_path, f"runs/{run}"), (tmp_path / "runs", run)):
+            shown = ran(directory, "ps", place).stdout.splitlines()
+            assert re.fullmatch(r"RUN +STATE +RANKS +RESTARTS +AGE +LAST +WHERE", shown[0])
+            assert [line.split()[0] for line in shown[1:]] == [run]
+        if loses == "status":
+            wait_until(lambda: where() == "unreadable", where)
+            (tmp_path / "runs" / run / "status.json").write_bytes(b"")
+        else:
+            shutil.rmtree(there["directory"])
+        with held([there["controller"]["pid"]]) as processes:
+            ran(Path("/"), "stop", run, status=0)
+            processes.wait_ends(processes.pids, time.monotonic())
 
 
-def test_a_name_means_a_running_run_rather_than_one_that_ended(
-    tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Runs that other tests left to other hosts have the same job name, and may still be active.
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    going = left(tmp_path)
+@pytest.mark.usefixtures("known_runs")
+def test_a_name_means_a_running_run_rather_than_one_that_ended(tmp_path: Path, gate: Path) -> None:
+    going = left_here(tmp_path)
     ran(tmp_path, "run", "job.yaml", "--set", "command=['true']", "--set", "script=null", status=0)
-    said_here(tmp_path, going)
     for word in ([], ["job"], ["job.yaml"], ["."], ["./job.yaml"], [going[:-15]]):  # both begin like that
         assert "here 0" in ran(tmp_path, "logs", *word).stdout
         with watching(tmp_path, "attach", *word) as attached:
             wait_until_attached(attached)
     assert f"{going}: CANCELLED" in ran(tmp_path, "stop", "job").stderr
-    assert ran(tmp_path, "wait", "job").returncode == 0  # no run goes on: the one that began last
+    ran(tmp_path, "wait", "job", status=0)  # no run goes on: the one that began last
 
 
 def test_a_job_file_means_the_runs_of_this_file_only(tmp_path: Path, gate: Path) -> None:
@@ -630,80 +579,74 @@ def test_a_job_file_means_the_runs_of_this_file_only(tmp_path: Path, gate: Path)
         assert ran(tmp_path, word, "job.yml").returncode == 2  # no run of that file, though one named job
 
 
-def test_a_run_sent_to_a_host_that_shares_the_list_is_found_by_its_job_file(tmp_path: Path) -> None:
+def test_finds_a_run_sent_elsewhere_by_its_job_file_and_the_latest_without_a_name(tmp_path: Path) -> None:
+    """Whether the run was sent to a host that shares the list, or has its directory elsewhere."""
     job = write_job(tmp_path, "raise SystemExit(4)", ONE)
     distlaunch("run", "-", input=job.read_text(), cwd=tmp_path, status=4)
     (run,) = (tmp_path / "runs").iterdir()
     note_way(run.name, str(job), ("localhost",))
-    assert ran(tmp_path, "why", "job.yaml", status=0).stdout.startswith(
-        f"{run.name}: FAILED with exit status 4"
-    )
-
-
-def test_without_a_name_the_latest_run_started_here_is_found_wherever_its_directory_is(
-    tmp_path: Path,
-) -> None:
-    job = write_job(tmp_path, "raise SystemExit(4)", ONE)
+    assert ran(tmp_path, "why", "job.yaml").stdout.startswith(f"{run.name}: FAILED with exit status 4")
     for words, status in (["run", str(job)], 4), (["torchrun", "--no-python", "sh", "-c", "exit 5"], 5):
         distlaunch(*words, cwd=tmp_path, status=status)
         assert f": FAILED with exit status {status}" in ran(tmp_path, "why", status=0).stdout
 
 
-def test_stop_asks_which_of_several_running_runs(
-    tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # without jobs of this name on other hosts
+@pytest.mark.usefixtures("known_runs")
+def test_stop_asks_which_of_several_running_runs_and_says_how_it_ended(tmp_path: Path, gate: Path) -> None:
+    (tmp_path / "over").mkdir()
+    distlaunch("run", str(write_job(tmp_path / "over", "pass", ONE)), status=0)
     first, second = left(tmp_path), left(tmp_path)
-    for word, which in ((["job"], "of job"), ([], "of this directory"), (["./runs"], "in ./runs")):
+    for word, which in (["job"], "of job"), ([], "of this directory"), (["./runs"], "in ./runs"):
         done = ran(tmp_path, "stop", *word, status=2)
         assert f"2 runs {which} are running: {second}, {first}; specify one by its ID" in done.stderr
+    elsewhere = ran(tmp_path / "over", "stop", status=2).stderr
+    assert f"no active runs of this directory; active elsewhere: {second}, {first}" in elsewhere
     assert len(listed(tmp_path)) == 2
-    assert ran(tmp_path, "stop", first).returncode == 0
+    ranks = holders_of(f"DISTLAUNCH_RUN_ID={first}")
+    cancelled = "CANCELLED, exit status 130: stopped by `distlaunch stop`; logs: "
+    assert f"distlaunch: {first}: {cancelled}" in ran(tmp_path, "stop", first[:-3], status=0).stderr
+    wait_gone(ranks, 0.0)
+    ran(tmp_path, "wait", first, status=130)
+    again = ran(tmp_path, "stop", first, status=0).stderr
+    assert f"distlaunch: {first} had already ended: {cancelled}" in again
     bare = ran(tmp_path, "stop").stderr.splitlines()
     assert bare[0] == f"distlaunch: stopping {second} ({tmp_path}/runs/{second})"
     assert bare[1].startswith(f"distlaunch: {second}: CANCELLED")
     assert "stopping" not in ran(tmp_path, "stop").stderr
 
 
-def test_the_list_of_runs_is_only_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    (tmp_path / "job.yaml").write_text("command: ['true']\nnodes: 1\n")
-    assert ran(tmp_path, "run", "job.yaml").returncode == 0
-    before = ran(Path("/"), "ps", "-a").stdout
-    assert "SUCCEEDED" in before
-    index = tmp_path / "state" / "distlaunch" / "runs.jsonl"
-    index.write_text("no JSON\n[]\n" + index.read_text() + '{"run": 3}\n{"half')
+def test_the_list_of_runs_is_only_a_hint(tmp_path: Path, known_runs: Path) -> None:
+    (tmp_path / "job.yaml").write_text(NOTHING)
+    ran(tmp_path, "run", "job.yaml", status=0)
     assert "SUCCEEDED" in ran(Path("/"), "ps", "-a").stdout
-    index.unlink()
+    known_runs.write_text("no JSON\n[]\n" + known_runs.read_text() + '{"run": 3}\n{"half')
+    assert "SUCCEEDED" in ran(Path("/"), "ps", "-a").stdout
+    known_runs.unlink()
     assert ran(Path("/"), "ps", "-a").stdout == ""
     assert [run["state"] for run in listed(tmp_path, "-a")] == ["SUCCEEDED"]
-    assert ran(tmp_path, "wait", "job").returncode == 0
-    index.parent.rename(tmp_path / "elsewhere")
-    (tmp_path / "state" / "distlaunch").write_text("a file")
-    assert ran(tmp_path, "run", "job.yaml").returncode == 0  # it can't be listed
+    ran(tmp_path, "wait", "job", status=0)
+    known_runs.parent.rename(tmp_path / "elsewhere")
+    known_runs.parent.write_text("a file")
+    ran(tmp_path, "run", "job.yaml", status=0)  # it can't be listed
     assert len(listed(tmp_path, "-a")) == 2
 
 
 # Deleting
 
 
-def test_prune_deletes_old_runs_that_are_over_here_or_in_the_named_directory(
-    tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+@pytest.mark.usefixtures("known_runs")
+def test_prune_deletes_old_runs_that_are_over_here_or_elsewhere(tmp_path: Path, gate: Path) -> None:
     going = left(tmp_path)
-    (tmp_path / "other.yaml").write_text("name: other\ncommand: ['true']\nnodes: 1\n")
+    (tmp_path / "other.yaml").write_text(f"name: other\n{NOTHING}")
     for place in ("runs", "elsewhere/runs"):
-        assert ran(tmp_path, "run", "other.yaml", "--set", f"logs.dir={place}").returncode == 0
+        ran(tmp_path, "run", "other.yaml", "--set", f"logs.dir={place}", status=0)
     (old,) = (run for run in listed(tmp_path, "-a") if run["run"] != going)
-    none = ran(tmp_path, "prune", "--older", "1h")
-    assert (none.returncode, none.stdout) == (0, "")
-    gone = ran(tmp_path, "prune", "none", "--older", "0s")
-    assert (gone.returncode, gone.stderr) == (2, "distlaunch: none: No such file or directory\n")
-    assert ran(tmp_path, "prune", "elsewhere", "--older", "0s").returncode == 0
+    assert ran(tmp_path, "prune", "--older", "1h", status=0).stdout == ""
+    gone = ran(tmp_path, "prune", "none", "--older", "0s", status=2)
+    assert gone.stderr == "distlaunch: none: No such file or directory\n"
+    ran(tmp_path, "prune", "elsewhere", "--older", "0s", status=0)
     assert list((tmp_path / "elsewhere/runs").iterdir()) == []
-    dry = ran(tmp_path, "prune", "--older", "0s", "--dry-run")
-    assert old["directory"] in dry.stdout
+    assert old["directory"] in ran(tmp_path, "prune", "--older", "0s", "--dry-run").stdout
     assert Path(old["directory"]).is_dir()
     done = ran(tmp_path, "prune", "--older", "0s", "--json")
     assert old["run"] in [each["run"] for each in json.loads(done.stdout)]
@@ -712,41 +655,30 @@ def test_prune_deletes_old_runs_that_are_over_here_or_in_the_named_directory(
     damaged = tmp_path / "runs" / "d-20260101-120000-0a1b2c3d"
     damaged.mkdir()
     (damaged / "events.jsonl").touch()
-    kept = ran(tmp_path, "prune", "--older", "0s").stderr
-    assert kept.startswith(
-        f"distlaunch: kept runs with an unreadable status; if they have ended, delete them: rm -r {damaged}\n"
-    )
-    week = ran(tmp_path, "prune", "--older", "1w")
-    assert (week.returncode, "(units: ms, s, m, h, d), got '1w'" in week.stderr) == (2, True)
-    bare = ran(tmp_path, "prune")
-    assert (bare.returncode, "e.g. --older 30d" in bare.stderr) == (2, True)
+    kept = "kept runs with an unreadable status; if they have ended, delete them: rm -r"
+    shown = ran(tmp_path, "prune", "--older", "0s").stderr
+    assert shown.startswith(f"distlaunch: {kept} {damaged}\n")
+    week = ran(tmp_path, "prune", "--older", "1w", status=2)
+    assert "(units: ms, s, m, h, d), got '1w'" in week.stderr
+    assert "e.g. --older 30d" in ran(tmp_path, "prune", status=2).stderr
 
 
-@pytest.mark.parametrize(("command", "renamed"), [("wait", True), ("attach", False)])
+@pytest.mark.parametrize(("command", "lose"), [("wait", os.rename), ("attach", shutil.rmtree)])
 def test_a_run_without_its_directory_is_followed_to_its_end(
-    command: str,
-    renamed: bool,
-    tmp_path: Path,
-    gate: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    command: str, lose: Any, tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    run = left(tmp_path)
-    said_here(tmp_path, run)
+    run = left_here(tmp_path)
     (there,) = listed(tmp_path)
-    looks = itertools.count()
-    pause = following.pause
+    directory, looks, pause = Path(there["directory"]), itertools.count(), following.pause
 
     def taken_away(interrupts: Interrupts, _: float) -> None:
         pause(interrupts, 0.01)  # the controller needs time, too
-        directory = Path(there["directory"])
         if directory.exists():
-            directory.rename(tmp_path / "elsewhere") if renamed else shutil.rmtree(directory)
+            lose(directory, *([tmp_path / "elsewhere"] if lose is os.rename else []))
         elif next(looks) == 3:
             open_gate(gate)
 
     monkeypatch.setattr(following, "pause", taken_away)
-    monkeypatch.chdir(tmp_path)
     with held([there["controller"]["pid"]]) as processes:
         assert run_app([command, run]) == 71
         assert next(looks) > 3, "it waits while the controller lives"
@@ -772,47 +704,12 @@ def test_stop_resumes_a_suspended_controller(tmp_path: Path) -> None:
     assert f"{run}: CANCELLED" in ran(tmp_path, "stop", run).stderr
 
 
-def test_a_bare_stop_names_the_runs_that_are_active_elsewhere(tmp_path: Path, gate: Path) -> None:
-    (tmp_path / "over").mkdir()
-    over = write_job(tmp_path / "over", "pass")
-    assert distlaunch("run", str(over)).returncode == 0
-    run = left(tmp_path)
-    done = ran(tmp_path / "over", "stop")
-    assert (done.returncode, run in done.stderr) == (2, True)
-    assert "no active runs of this directory; active elsewhere: " in done.stderr
-
-
-@pytest.mark.parametrize(("command", "offers"), [("logs", True), ("stop", False)])
-def test_completion_offers_ended_runs_only_where_they_are_of_use(
-    over: Path, command: str, offers: bool
-) -> None:
-    program = "python -m distlaunch".replace("-", "_").upper()
-    typed = {"COMP_WORDS": f"distlaunch {command} my-", "COMP_CWORD": "2"}
-    done = distlaunch(cwd=over, env={**os.environ, **typed, f"_{program}_COMPLETE": "complete_bash"})
+def test_completion_offers_ended_runs_only_where_they_are_of_use(over: Path) -> None:
     ended = {run for status, run in by_status(over).items() if status != 5}
-    assert ended & {*done.stdout.split()} == (ended if offers else set())
-
-
-def test_stop_finds_a_run_that_has_lost_its_directory_or_its_status(tmp_path: Path, gate: Path) -> None:
-    for lose in (shutil.rmtree, lambda directory: (directory / "status.json").write_bytes(b"")):
-        run = left(tmp_path)
-        (there,) = listed(tmp_path)
-        lose(Path(there["directory"]))
-        with held([there["controller"]["pid"]]) as processes:
-            assert ran(Path("/"), "stop", run).returncode == 0
-            processes.wait_ends(processes.pids, time.monotonic())
-
-
-def test_ps_lists_a_live_run_whose_status_is_unreadable(tmp_path: Path, gate: Path) -> None:
-    run = left(tmp_path)
-
-    def where() -> str:
-        (tmp_path / "runs" / run / "status.json").write_text("no JSON")  # the controller renews it at times
-        (there,) = listed(tmp_path)
-        assert (there["run"], there["state"]) == (run, "RUNNING")
-        return str(there["where"])
-
-    wait_until(lambda: where() == "unreadable", where)
+    for command, offered in (("logs", ended), ("stop", set())):
+        env = {**os.environ, "COMP_WORDS": f"distlaunch {command} my-", "COMP_CWORD": "2"}
+        done = distlaunch(cwd=over, env={**env, "_PYTHON _M DISTLAUNCH_COMPLETE": "complete_bash"})
+        assert ended & {*done.stdout.split()} == offered
 
 
 def test_one_stop_waits_and_a_second_kills(tmp_path: Path) -> None:
@@ -822,29 +719,24 @@ def test_one_stop_waits_and_a_second_kills(tmp_path: Path) -> None:
         while not any(there["state"] == "STOPPING" for there in listed(tmp_path)):
             assert first.process.poll() is None
         time.sleep(PRESS_S)
-        assert ran(tmp_path, "stop", run).returncode == 0
+        ran(tmp_path, "stop", run, status=0)
         assert first.wait() == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
-def test_trusts_no_run_directory_or_list_of_another_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert distlaunch("run", str(write_job(tmp_path, "pass", ONE))).returncode == 0
+def test_trusts_no_run_directory_or_list_of_another_user(tmp_path: Path, known_runs: Path) -> None:
+    distlaunch("run", str(write_job(tmp_path, "pass", ONE)), status=0)
     (directory,) = (tmp_path / "runs").iterdir()
     for path in (directory, *directory.iterdir()):
         os.chown(path, 4711, 4711)
-    for words in (("stop", str(directory)), ("logs", str(directory))):
-        assert f"{directory} belongs to another user" in distlaunch(*words).stderr
+    for command in ("stop", "logs"):
+        assert f"{directory} belongs to another user" in distlaunch(command, str(directory)).stderr
     assert directory.name not in distlaunch("ps", "-a", str(tmp_path / "runs")).stdout
     shutil.rmtree(directory)
-    index = tmp_path / "state/distlaunch/runs.jsonl"
-    index.chmod(0o666)
-    done = distlaunch("ps", "-a")
-    what = f"{index}: this list of runs can be written by other users; use chmod go-w, or set "
-    assert done.returncode == 2
-    assert done.stderr == f"distlaunch: {what}XDG_STATE_HOME to another directory\n"
+    known_runs.chmod(0o666)
+    what = f"{known_runs}: this list of runs can be written by other users; use chmod go-w, or set "
+    told = f"distlaunch: {what}XDG_STATE_HOME to another directory\n"
+    assert distlaunch("ps", "-a", status=2).stderr == told
 
 
 FULL = "can't write to stdout: No space left on device"
@@ -853,33 +745,28 @@ FULL = "can't write to stdout: No space left on device"
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        (["run", "-d"], f"runs in the background\ndistlaunch: {FULL}\n"),
-        (["run", "--json"], f"{FULL}; the job ended with status 0\n"),
-        (["dry-run"], f"distlaunch: {FULL}\n"),
-        (["run", "--help"], f"distlaunch: {FULL}\n"),
+        ("run -d", f"runs in the background\ndistlaunch: {FULL}\n"),
+        ("run --json", f"{FULL}; the job ended with status 0\n"),
+        ("dry-run", f"distlaunch: {FULL}\n"),
+        ("run --help", f"distlaunch: {FULL}\n"),
     ],
 )
-def test_tells_that_stdout_can_not_be_written(command: list[str], told: str, tmp_path: Path) -> None:
+def test_tells_that_stdout_can_not_be_written(command: str, told: str, tmp_path: Path) -> None:
     job = write_job(tmp_path, "", "gpus_per_node: 0")
     with Path("/dev/full").open("w") as full:
-        done = distlaunch(*command, str(job), status=1, stdout=full, stderr=subprocess.PIPE)
+        done = distlaunch(*command.split(), str(job), status=1, stdout=full, stderr=subprocess.PIPE)
     assert done.stderr.endswith(told)
     for run in tmp_path.glob("runs/*"):
         distlaunch("wait", str(run), status=0)
 
 
-def test_names_a_log_that_was_removed_during_the_run(tmp_path: Path) -> None:
-    text = """
-        import os, time
-        print("ready 0 1", flush=True)
-        while not os.path.exists("go"):
-            time.sleep(0.01)
-    """
-    with running(write_job(tmp_path, text, "gpus_per_node: 0"), cwd=tmp_path) as run:
+def test_names_a_log_that_was_removed_during_the_run(tmp_path: Path, gate: Path) -> None:
+    text = "import os; os.write(1, b'ready 0 1\\n'); open('gate').read()"
+    with running(write_job(tmp_path, text, ONE), cwd=tmp_path) as run:
         run.wait_ready(1)
         log = run.run_directory() / "rank0.out"
         wait_until(log.exists, lambda: "no log")
         log.unlink()
-        (tmp_path / "go").touch()
+        open_gate(gate)
         assert run.wait() == 0
     assert f"files removed from {run.run_directory()} during the run are lost: rank0.out\n" in run.stderr

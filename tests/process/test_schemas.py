@@ -11,20 +11,11 @@ from distlaunch.cli.schemas import DOCUMENTS
 from tests.harness import distlaunch, write_job
 
 FAILS = """
-    import os
-    import sys
-    from pathlib import Path
-
-    Path("out.txt").write_text("x")
+    import os, sys
+    open("out.txt", "w").write("x")
     sys.exit("no such thing" if os.environ["RANK"] == "1" else 0)
 """
-JOB = """
-    nodes: 2
-    gpus_per_node: 0
-    restarts: 1
-    collect: [out.txt]
-    sync: true
-"""
+JOB = "nodes: 2\ngpus_per_node: 0\nrestarts: 1\ncollect: [out.txt]\nsync: true\n"
 COMMANDS = {
     "plan": ("dry-run", "job.yaml"),
     "findings": ("check", "job.yaml"),
@@ -69,10 +60,7 @@ def test_what_a_command_prints_fits_its_schema(name: str, place: Path) -> None:
 def test_the_files_of_a_run_fit_their_schemas(place: Path) -> None:
     (run,) = (place / "runs").iterdir()
     result = json.loads((place / "printed.json").read_text())
-    assert result["cause"]
-    assert result["restarts"]
-    assert result["collected"]
-    assert result["code"]
+    assert all(result[key] for key in ("cause", "restarts", "collected", "code"))
     fits("result", result, json.loads((run / "summary.json").read_text()))
     fits("plan", json.loads((run / "plan.json").read_text()))
     fits("events", *map(json.loads, (run / "events.jsonl").read_text().splitlines()))

@@ -28,17 +28,12 @@ TELL = """
 """
 
 
-def run_among(spoilt: dict[str, str], directory: Path, job: str) -> Done:
-    """Run a job whose rank tells where its error record goes; `spoilt` maps a place to what is done to it.
+def command_among(spoilt: dict[str, str], directory: Path, job: str, *words: str, **environ: str) -> Done:
+    """Run a command by the job of a rank that tells where its error record goes.
 
-    `directory` is /mnt there, since /tmp may be hidden.
+    `spoilt` maps a place to what is done to it. `directory` is /mnt there, since /tmp may be hidden.
     """
-    write_job(directory, TELL, f"gpus_per_node: 0\n{job}")
-    return command_among(spoilt, directory, "run", "/mnt/job.yaml")
-
-
-def command_among(spoilt: dict[str, str], directory: Path, *words: str, **environ: str) -> Done:
-    """The same for any command, with more in the environment."""
+    write_job(directory, TELL, f"gpus_per_node: 0\n{job}\n")
     lines = ['mount --bind "$0" /mnt', *(how.format(place) for place, how in spoilt.items())]
     script = " && ".join([*lines, "cd /mnt", 'exec "$@"'])
     argv = ["unshare", "--mount", "sh", "-c", script, str(directory), *distlaunch_argv(*words)]
@@ -46,22 +41,21 @@ def command_among(spoilt: dict[str, str], directory: Path, *words: str, **enviro
     return completed(argv, env=environment)
 
 
+PLACES = {
+    "read-only": ({"/tmp": READ_ONLY}, "", "/var/tmp"),
+    "full": ({"/tmp": FULL}, "", "/var/tmp"),
+    "last resort": ({"/tmp": READ_ONLY, "/var/tmp": FULL}, "", "/dev/shm"),
+    "the job's": ({}, "env: {TMPDIR: mine}", "/mnt/mine"),
+}
+"""What is done to places, a key of the job, and the place where there is room."""
+
+
 @mounts
-@pytest.mark.parametrize(
-    ("spoilt", "job", "place"),
-    [
-        ({"/tmp": READ_ONLY}, "", "/var/tmp"),
-        ({"/tmp": FULL}, "", "/var/tmp"),
-        ({"/tmp": READ_ONLY, "/var/tmp": FULL}, "", "/dev/shm"),
-        ({}, "env: {TMPDIR: mine}", "/mnt/mine"),
-    ],
-    ids=["read-only", "full", "last resort", "the job's"],
-)
-def test_a_job_runs_where_one_place_has_room(
-    spoilt: dict[str, str], job: str, place: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", PLACES)
+def test_a_job_runs_where_one_place_has_room(name: str, tmp_path: Path) -> None:
+    spoilt, job, place = PLACES[name]
     (tmp_path / "mine").mkdir()
-    done = run_among(spoilt, tmp_path, job)
+    done = command_among(spoilt, tmp_path, job, "run", "/mnt/job.yaml")
     assert (done.returncode, done.stdout.split()[-2:]) == (0, ["in", place]), done.stderr
     assert list((tmp_path / "mine").iterdir()) == []
 
@@ -70,50 +64,37 @@ ALL_READ_ONLY = dict.fromkeys(("/tmp", "/var/tmp", "/dev/shm"), READ_ONLY)
 TRIED = "; ".join(f"{place}: Read-only file system" for place in ALL_READ_ONLY)
 
 
+MISSING = f"error records in /missing: No such file or directory; {TRIED}; set TMPDIR in env\n"
+NO_LOGS = "run directory in /var/tmp: Read-only file system; set logs.dir to another directory\n"
+
+
+NO_TMP = f"run directory in {TRIED}; set TMPDIR or --log-dir to another directory\n"
+NO_ROOM = {
+    "env: {TMPDIR: /missing}": ("run /mnt/job.yaml", 126, MISSING),
+    "logs: {dir: /var/tmp}": ("run /mnt/job.yaml", 1, NO_LOGS),
+    "": ("torchrun /mnt/worker.py", 1, NO_TMP),
+}
+"""By a key of the job: the command, its status and what it tells."""
+
+
 @mounts
-@pytest.mark.parametrize(
-    ("command", "keys", "status", "words"),
-    [
-        (
-            "run",
-            "env: {TMPDIR: /missing}",
-            126,
-            f"error records in /missing: No such file or directory; {TRIED}; set TMPDIR in env\n",
-        ),
-        (
-            "run",
-            "logs: {dir: /var/tmp}",
-            1,
-            "run directory in /var/tmp: Read-only file system; set logs.dir to another directory\n",
-        ),
-        ("torchrun", "", 1, f"run directory in {TRIED}; set TMPDIR or --log-dir to another directory\n"),
-    ],
-    ids=["error records", "run", "torchrun"],
-)
-def test_names_every_place_without_room(
-    command: str, keys: str, status: int, words: str, tmp_path: Path
-) -> None:
-    write_job(tmp_path, TELL, f"gpus_per_node: 0\n{keys}\n")
-    done = command_among(ALL_READ_ONLY, tmp_path, command, f"/mnt/{'job.yaml' if keys else 'worker.py'}")
+@pytest.mark.parametrize("keys", NO_ROOM)
+def test_names_every_place_without_room(keys: str, tmp_path: Path) -> None:
+    command, status, words = NO_ROOM[keys]
+    done = command_among(ALL_READ_ONLY, tmp_path, keys, *command.split())
     assert (done.returncode, words in done.stderr) == (status, True), done.stderr
     assert "Traceback" not in done.stderr
 
 
 @mounts
 @pytest.mark.parametrize(
-    ("spoilt", "tmpdir", "place"),
-    [
-        (["/tmp"], "/tmp", "/var/tmp"),
-        (["/tmp", "/var/tmp"], "/tmp", "/dev/shm"),
-        (["/dev/shm"], "/dev/shm", "/tmp"),
-    ],
+    ("spoilt", "place"),
+    [(["/tmp"], "/var/tmp"), (["/tmp", "/var/tmp"], "/dev/shm"), (["/dev/shm"], "/tmp")],
 )
-def test_torchruns_run_directory_is_where_it_can_be_made(
-    spoilt: list[str], tmpdir: str, place: str, tmp_path: Path
-) -> None:
+def test_torchruns_run_directory_is_where_room_is(spoilt: list[str], place: str, tmp_path: Path) -> None:
     (tmp_path / "fail.py").write_text("raise SystemExit(3)")
     among = dict.fromkeys(spoilt, READ_ONLY)
-    done = command_among(among, tmp_path, "torchrun", "/mnt/fail.py", TMPDIR=tmpdir)
+    done = command_among(among, tmp_path, "", "torchrun", "/mnt/fail.py", TMPDIR=spoilt[0])
     found = re.search(r"with exit status 3; logs: ((.*)/[^/]+)\n", done.stderr)
     assert found and found[2] == place, done.stderr
     shutil.rmtree(found[1])

@@ -1,15 +1,16 @@
 """Which files a job brings to its nodes, with git, without it, and with odd files in its directory."""
 
+import errno
 import json
 import os
 import re
 import shutil
 import socket
-import subprocess
 import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from distlaunch.agent.tree import LINK, PROGRAM, Entry, digest_of, manifest_text
 from distlaunch.cli.job_file import load_job
 from distlaunch.errors import DistlaunchError
+from distlaunch.job.spec import JobSpec
 from distlaunch.launch import snapshot
 from tests.harness import completed, distlaunch
 from tests.unit.samples import longest_file
@@ -28,6 +30,11 @@ SCRIPT = {"train.py": "print(1)\n"}
 
 def git(directory: Path, *words: str | Path) -> None:
     completed([*GIT, *words], cwd=directory, status=0)
+
+
+def commit(directory: Path) -> None:
+    git(directory, "add", "-A")
+    git(directory, "commit", "-qm", "all")
 
 
 def write(directory: Path, files: Mapping[str, str | bytes]) -> None:
@@ -43,16 +50,20 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "job"
     write(directory, SCRIPT | {".gitignore": "*.pt\n/job.yaml\n"})
     git(directory, "init", "-q")
-    git(directory, "add", "-A")
-    git(directory, "commit", "-qm", "first")
+    commit(directory)
     return directory
+
+
+def spec_of(directory: Path, **keys: Any) -> JobSpec:
+    """The job in this directory, as a file there says it."""
+    job = {"gpus_per_node": 0, "script": "train.py", "sync": True} | keys
+    (directory / "job.yaml").write_text(json.dumps(job))
+    return load_job(str(directory / "job.yaml"), (), ())
 
 
 def taken(directory: Path, **keys: Any) -> dict[str, Entry]:
     """The files of the snapshot, of which each is in the store."""
-    job = {"gpus_per_node": 0, "script": "train.py", "sync": True} | keys
-    (directory / "job.yaml").write_text(json.dumps(job))
-    entries = snapshot.take(load_job(str(directory / "job.yaml"), (), ()))[1]
+    entries = snapshot.take(spec_of(directory, **keys))[1]
     for each in entries:
         if each.kind != LINK:
             assert digest_of(Path(snapshot.local_store().path_of(each)).read_bytes()) == each.content
@@ -75,67 +86,45 @@ def _changed(job: Path) -> None:
     (job / "gone.py").unlink()
 
 
-def _a_directory_in_place_of_a_file(job: Path) -> None:
-    write(job, {"was/file": "", "is": ""})
+def _another_kind_of_file(job: Path) -> None:
+    write(job, {"was/file": "", "is": "", "old/x.py": "", "pipe": ""})
     git(job, "add", "-A")
     shutil.rmtree(job / "was")
     (job / "is").unlink()
     write(job, {"was": "", "is/file": ""})
-
-
-def _another_repository(job: Path) -> Path:
-    write(job.parent / "other", {"sub.py": "", "more/x.py": "", "left.pt": "", ".gitignore": "*.pt\n"})
-    git(job.parent / "other", "init", "-q")
-    git(job.parent / "other", "add", "-A")
-    git(job.parent / "other", "commit", "-qm", "first")
-    return job.parent / "other"
-
-
-def _a_submodule(job: Path) -> None:
-    git(job, "submodule", "add", "-q", _another_repository(job), "mod")
-    write(job, {"mod/new.py": ""})
-
-
-def _a_submodule_that_is_not_checked_out(job: Path) -> None:
-    _a_submodule(job)
-    git(job, "submodule", "--quiet", "deinit", "-f", "mod")
-
-
-def _a_repository_inside(job: Path) -> None:
-    _another_repository(job).rename(job / "inner")
-
-
-def _special_files(job: Path) -> None:
-    write(job, {"pipe": "", "b": ""})
-    git(job, "add", "pipe")
+    (job / "old").rename(job / "new")
+    (job / "old").symlink_to("new")
     (job / "pipe").unlink()
     os.mkfifo(job / "pipe")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(os.path.relpath(job / "socket"))
 
 
-def _odd_names(job: Path) -> None:
-    write(
-        job,
-        {"a\nb": "", 'it\'s "$(x)"': "", os.fsdecode(b"\xff"): "", "é": "", "e\u0301": "", " ": "", "#": ""},
-    )
+def _repositories(job: Path) -> None:
+    """One inside, and two submodules, of which one is not checked out."""
+    other = job / "inner"
+    write(other, {"sub.py": "", "more/x.py": "", "left.pt": "", ".gitignore": "*.pt\n"})
+    git(other, "init", "-q")
+    commit(other)
+    for name in ("mod", "gone"):
+        git(job, "submodule", "add", "-q", other, name)
+    write(job, {"mod/new.py": ""})
+    git(job, "submodule", "--quiet", "deinit", "-f", "gone")
 
 
 def _runs(job: Path) -> None:
-    write(job, {"runs/train-1/plan.json": "", "lib/runs/x.py": ""})
     run = "train-20261126-010203-0123abcd"
-    write(job, {f"{run}.{kind}": "" for kind in ("html", "tar.gz")})
-    write(job, {f"lib/runs/{run}/plan.json": ""})
+    names = ("runs/train-1/plan.json", "lib/runs/x.py", f"lib/runs/{run}/plan.json")
+    write(job, dict.fromkeys([*names, f"{run}.html", f"{run}.tar.gz"], ""))
 
 
+INNER = [f"{at}/{name}" for at in ("inner", "mod") for name in (".gitignore", "more/x.py", "sub.py")]
+ODD = ["a\nb", 'it\'s "$(x)"', "\udcff", "é", "e\u0301", " ", "#"]
 FOUND: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "changes": (_changed, ["a/b/c.py", "new.py"]),
-    "files and directories in each other's place": (_a_directory_in_place_of_a_file, ["is/file", "was"]),
-    "a submodule": (_a_submodule, ["mod/.gitignore", "mod/more/x.py", "mod/new.py", "mod/sub.py"]),
-    "no submodule": (_a_submodule_that_is_not_checked_out, []),
-    "a repository inside": (_a_repository_inside, ["inner/.gitignore", "inner/more/x.py", "inner/sub.py"]),
-    "special files": (_special_files, ["b"]),
-    "odd names": (_odd_names, ["a\nb", 'it\'s "$(x)"', "\udcff", "é", "e\u0301", " ", "#"]),
+    "another kind of file": (_another_kind_of_file, ["is/file", "was", "new/x.py", "old"]),
+    "repositories": (_repositories, ["mod/new.py", *INNER]),
+    "odd names": (lambda job: write(job, dict.fromkeys(ODD, "")), ODD),
     "runs": (_runs, ["lib/runs/x.py"]),
 }
 
@@ -148,12 +137,11 @@ def test_brings_what_git_does_not_ignore(job: Path, change: Callable[[Path], Any
 
 def test_brings_the_repository_of_a_worktree_and_of_a_job_in_a_subdirectory(job: Path) -> None:
     write(job, {"exp/train.py": ""})
-    git(job, "add", "-A")
-    git(job, "commit", "-qm", "second")
+    commit(job)
     git(job, "worktree", "add", "-q", job.parent / "tree")
     write(job, {"later.py": ""})
-    assert names(job.parent / "tree/exp") == ["exp/job.yaml", "exp/train.py", "train.py"]
-    assert names(job.parent / "tree") == ["exp/job.yaml", "exp/train.py", "train.py"]
+    for place in ("tree/exp", "tree"):
+        assert names(job.parent / place) == ["exp/job.yaml", "exp/train.py", "train.py"]
 
 
 def test_without_git_brings_all_but_what_is_made_again(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,14 +153,6 @@ def test_without_git_brings_all_but_what_is_made_again(job: Path, monkeypatch: p
         assert sorted(taken(job)) == found
     shutil.rmtree(job / ".git")
     assert sorted(taken(job)) == found
-
-
-def test_a_symlink_replaces_the_files_of_a_tracked_directory(job: Path) -> None:
-    write(job, {"old/x.py": ""})
-    git(job, "add", "old")
-    (job / "old").rename(job / "new")
-    (job / "old").symlink_to("new")
-    assert names(job) == ["new/x.py", "old", "train.py"]
 
 
 def test_a_repository_without_commits_is_enough(job: Path) -> None:
@@ -204,13 +184,12 @@ def test_patterns_choose_files(job: Path, ignored: str, sync: dict[str, Any], fo
 
 
 def test_a_program_keeps_its_bit_and_a_link_its_target(job: Path) -> None:
-    write(job, {"run.sh": "", "empty": ""})
+    write(job, {"run.sh": ""})
     (job / "run.sh").chmod(0o755)
-    (job / "link").symlink_to("lib/../train.py"[7:])
+    (job / "link").symlink_to("train.py")
     found = taken(job)
-    assert found["run.sh"].kind == PROGRAM and found["train.py"].kind == "file"
+    assert (found["run.sh"].kind, found["run.sh"].size, found["train.py"].kind) == (PROGRAM, 0, "file")
     assert found["link"] == Entry("link", LINK, 0, "train.py")
-    assert found["empty"].size == 0
 
 
 def test_further_files_come_beside_the_job_file(job: Path) -> None:
@@ -220,11 +199,8 @@ def test_further_files_come_beside_the_job_file(job: Path) -> None:
     found = taken(job / "exp", files=["../../conf/a.yaml", "../../link.yaml", "train.py"])
     assert found["exp/a.yaml"].content == digest_of(b"a")
     assert found["exp/link.yaml"] == Entry("exp/link.yaml", "file", 1, digest_of(b"b"))
-    both = refused(job, files=["../conf/a.yaml", "../two/a.yaml"])
-    assert both.endswith(
-        f"files: {job.parent}/two/a.yaml and {job.parent}/conf/a.yaml would both be a.yaml on the nodes"
-        "; rename one"
-    )
+    both = f"files: {job.parent}/two/a.yaml and {job.parent}/conf/a.yaml would both be a.yaml on the nodes"
+    assert refused(job, files=["../conf/a.yaml", "../two/a.yaml"]).endswith(f"{both}; rename one")
     write(job.parent, {"conf/train.py": ""})
     assert "would both be train.py" in refused(job, files=["../conf/train.py"])
     assert "conf is not a file" in refused(job, files=["../conf"])
@@ -242,14 +218,6 @@ def _too_large(job: Path) -> None:
         file.truncate(300 << 20)
 
 
-def _too_deep(job: Path) -> None:
-    write(job, {"d/" * 200 + "x": ""})
-
-
-def _link_outside(job: Path) -> None:
-    (job / "data").symlink_to("../data")
-
-
 def _not_ours(job: Path) -> None:
     if os.geteuid():
         pytest.skip("root is missing: only root can give files away")
@@ -257,54 +225,38 @@ def _not_ours(job: Path) -> None:
     os.chown(job, 12345, 12345)
 
 
+LARGEST = "its largest files are model.bin (300 MiB), 8.bin (8 KiB), "
+OUTSIDE = "{job}/data is a symlink to ../data, outside the code; leave it out with sync.exclude or"
+PATTERN = "sync: a pattern in .distlaunchignore, sync.include or"
 WRONG: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
-    "size": (
-        _too_large,
-        {},
-        "more than 256 MiB (sync.limit); its largest files are model.bin (300 MiB), 8.bin (8 KiB), ",
-    ),
-    "depth": (_too_deep, {}, "is more than 200 directories deep"),
-    "link": (
-        _link_outside,
-        {},
-        "{job}/data is a symlink to ../data, outside the code; leave it out with sync.exclude or",
-    ),
+    "size": (_too_large, {}, f"more than 256 MiB (sync.limit); {LARGEST}"),
+    "depth": (lambda job: write(job, {"d/" * 200 + "x": ""}), {}, "is more than 200 directories deep"),
+    "link": (lambda job: (job / "data").symlink_to("../data"), {}, OUTSIDE),
     "owner": (_not_ours, {}, "git can't read {job}: fatal: detected dubious ownership in repository at"),
-    "pattern": (
-        lambda job: None,
-        {"sync": {"exclude": ["!"]}},
-        "sync: a pattern in .distlaunchignore, sync.include or",
-    ),
+    "pattern": (lambda job: None, {"sync": {"exclude": ["!"]}}, PATTERN),
     "program": (lambda job: None, {"script": "nonesuch.py"}, "{job}/nonesuch.py does not exist"),
     "ignored": (lambda job: write(job, {"a.pt": ""}), {"script": "a.pt"}, "list it in sync.include"),
 }
 
 
-@pytest.mark.parametrize(("change", "keys", "words"), WRONG.values(), ids=WRONG)
-def test_says_what_can_not_be_brought(
-    job: Path, change: Callable[[Path], Any], keys: dict[str, Any], words: str
-) -> None:
+@pytest.mark.parametrize("what", WRONG)
+def test_says_what_can_not_be_brought(job: Path, what: str) -> None:
+    change, keys, words = WRONG[what]
     change(job)
     assert words.format(job=job) in refused(job, **keys)
 
 
-@pytest.mark.parametrize(
-    "error", [PermissionError(13, "Permission denied"), FileNotFoundError(2, "No such file")]
-)
-def test_a_file_that_can_not_be_read_is_named(
-    job: Path, error: OSError, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT])
+def test_names_a_file_that_can_not_be_read(job: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = os.open  # root may read everything, and nobody can say when a file is deleted
 
     def refuse(path: Any, *words: Any, **keys: Any) -> int:
         if str(path).endswith("train.py"):
-            error.filename = path
-            raise error
+            raise OSError(number, os.strerror(number), path)
         return opened(path, *words, **keys)
 
     monkeypatch.setattr(os, "open", refuse)
-    words = f"can't save the code for the nodes: {job}/train.py: {error.strerror}"
-    assert refused(job) == words
+    assert refused(job) == f"can't save the code for the nodes: {job}/train.py: {os.strerror(number)}"
 
 
 def test_a_file_that_grows_is_brought_as_it_was_at_some_moment_or_is_an_error(job: Path) -> None:
@@ -316,41 +268,42 @@ def test_a_file_that_grows_is_brought_as_it_was_at_some_moment_or_is_an_error(jo
             while not stop.is_set() and at < len(lines):
                 at += log.write(lines[at : at + 10_000])
 
-    writer = threading.Thread(target=grow)
-    writer.start()
-    try:
-        found = taken(job)["log"] if (job / "log").exists() else None
-        assert found is None or digest_of(lines[: found.size]) == found.content
-    except DistlaunchError as error:
-        assert str(error).startswith(
-            f"{job}/log keeps changing while it is being read; leave it out with sync.exclude"
-        )
-    finally:
-        stop.set()
-        writer.join()
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(grow)
+        try:
+            found = taken(job)["log"] if (job / "log").exists() else None
+            assert found is None or digest_of(lines[: found.size]) == found.content
+        except DistlaunchError as error:
+            words = "keeps changing while it is being read; leave it out with sync.exclude"
+            assert str(error).startswith(f"{job}/log {words}")
+        finally:
+            stop.set()
 
 
 def test_a_full_disk_here_is_told_with_its_place(job: Path) -> None:
     taken(job)
     write(job, {"new.py": "print(2)\n"})
-    spec = load_job(str(job / "job.yaml"), (), ())
-    with longest_file(4), pytest.raises(DistlaunchError) as caught:
+    spec = spec_of(job)
+    told = "^can't save the code for the nodes: ~/.cache/distlaunch/sync: File too large$"
+    with longest_file(4), pytest.raises(DistlaunchError, match=told):
         snapshot.take(spec)
-    text = str(caught.value)
-    assert text == "can't save the code for the nodes: ~/.cache/distlaunch/sync: File too large"
     assert os.listdir(job.parent / "home/.cache/distlaunch/sync/new") == []
 
 
-def test_a_content_that_was_changed_here_is_not_sent_and_is_replaced_by_the_next_snapshot(job: Path) -> None:
+def sender(job: Path, name: str) -> Callable[[], bytes]:
+    """What sends the content of a file."""
     entries = sorted(taken(job).values())
-    manifest = digest_of(manifest_text(entries))
-    number = [each.path for each in entries].index("train.py")
-    path = Path(snapshot.local_store().path_of(entries[number]))
-    assert zlib.decompress(b"".join(snapshot.contents(manifest, [number]))) == b"print(1)\n"
+    manifest, number = digest_of(manifest_text(entries)), [each.path for each in entries].index(name)
+    return lambda: zlib.decompress(b"".join(snapshot.contents(manifest, [number])))
+
+
+def test_a_content_that_was_changed_here_is_not_sent_and_is_replaced_by_the_next_snapshot(job: Path) -> None:
+    path, sent = Path(snapshot.local_store().path_of(taken(job)["train.py"])), sender(job, "train.py")
+    assert sent() == b"print(1)\n"
     path.chmod(0o600)
     path.write_bytes(b"print(2)\n")
     with pytest.raises(DistlaunchError, match=f"{path} was changed; to replace it, start the job again"):
-        list(snapshot.contents(manifest, [number]))
+        sent()
     taken(job)
     assert path.read_bytes() == b"print(1)\n"
 
@@ -358,23 +311,19 @@ def test_a_content_that_was_changed_here_is_not_sent_and_is_replaced_by_the_next
 def test_only_files_are_sent(job: Path) -> None:
     write(job, {"etc/passwd": "", "a/b": ""})
     (job / "a/link").symlink_to("../etc/passwd")
-    entries = sorted(taken(job).values())
-    manifest = digest_of(manifest_text(entries))
-    number = [each.path for each in entries].index("a/link")
     with pytest.raises(DistlaunchError, match="a/link: a symlink has no content"):
-        list(snapshot.contents(manifest, [number]))
+        sender(job, "a/link")()
 
 
 def test_git_does_not_lock_the_index(job: Path) -> None:
     (job / ".git/index.lock").touch()
     os.utime(job / "train.py")
     assert names(job) == ["train.py"]
-    assert subprocess.run(["git", "status"], cwd=job, capture_output=True, check=False).returncode == 0
+    completed(["git", "status"], cwd=job, status=0)
 
 
 def test_why_names_the_files_that_have_changed_since_the_last_good_run(job: Path) -> None:
-    keys = {"gpus_per_node": 0, "procs_per_node": 1, "script": "train.py", "sync": True}
-    (job / "job.yaml").write_text(json.dumps(keys))
+    spec_of(job, procs_per_node=1)
     distlaunch("run", "job.yaml", cwd=job, status=0)
     write(job, {"train.py": "raise ValueError", "new.py": ""})
     distlaunch("run", "job.yaml", cwd=job, status=1)
@@ -385,15 +334,13 @@ def test_why_names_the_files_that_have_changed_since_the_last_good_run(job: Path
 
 
 def test_a_setup_that_takes_too_long_ends_the_job_with_the_status_of_time_limits(job: Path) -> None:
-    keys = {"gpus_per_node": 0, "script": "train.py", "sync": True, "setup": {"run": "sleep 1000"}}
-    (job / "job.yaml").write_text(json.dumps(keys | {"timeouts": {"setup": "1s"}}))
+    spec_of(job, setup={"run": "sleep 1000"}, timeouts={"setup": "1s"})
     done = distlaunch("run", "job.yaml", cwd=job, status=124)
     assert "not finished within 1 s (timeouts.setup)" in done.stderr
 
 
 def test_check_refuses_what_run_would_refuse(job: Path) -> None:
-    keys = {"gpus_per_node": 0, "script": "train.py", "sync": True, "setup": "uv"}
-    (job / "job.yaml").write_text(json.dumps(keys))
+    spec_of(job, setup="uv")
     write(job, {".python-version": "3.12"})
     words = "has none of uv.lock, requirements.txt, pyproject.toml: create one or, if it exists, list it in"
     assert words in distlaunch("check", "job.yaml", cwd=job, status=2).stderr

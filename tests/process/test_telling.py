@@ -1,16 +1,28 @@
-"""Reports of a run to others: `notify`, `metrics`, folded lines, and the ID for experiment trackers."""
+"""Reports of a run: `notify`, `metrics`, folded lines, the ID for experiment trackers, and observers."""
 
 import json
 import os
 import re
 import shlex
 import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 
+from distlaunch.agent.messages import WorkerExited
+from distlaunch.job.spec import Invocation, JobSpec, Logs, NodeSpec, Program
+from distlaunch.launch.controller import supervise
+from distlaunch.launch.start import start_run
+from distlaunch.observers.observer import Observer, Printed, Shown
+from distlaunch.signals import Interrupts
+from distlaunch.supervisor.events import Event
+from distlaunch.supervisor.state import State
+from distlaunch.supervisor.summary import Summary
 from tests.harness import PATIENCE_S, distlaunch, held, line_pipe, open_gate, running, write_job
 from tests.process.commands import TWO, run_one
 
@@ -21,7 +33,9 @@ FAILS_ONCE = """
 """
 
 
-def notifying(directory: Path, worker: str, command: str, more: str = "") -> Path:
+def notifying(directory: Path, worker: str, command: str = "", more: str = "") -> Path:
+    """A job that notifies this command, or else tells a file."""
+    command = command or f"cat >> {shlex.quote(str(directory))}/told"
     return write_job(directory, worker, f"{TWO}notify: {{command: [sh, -c, {json.dumps(command)}]}}\n{more}")
 
 
@@ -30,57 +44,52 @@ def told(directory: Path) -> list[dict[str, Any]]:
 
 
 def test_notifies_a_program_of_restarts_and_the_end(tmp_path: Path) -> None:
-    command = f"cat >> {shlex.quote(str(tmp_path))}/told"
-    job = notifying(tmp_path, FAILS_ONCE, command, "restarts: {max: 1, backoff: 0s}\n")
+    job = notifying(tmp_path, FAILS_ONCE, more="restarts: {max: 1, backoff: 0s}\n")
     distlaunch("run", str(job), status=0)
     restarted, finished = told(tmp_path)
     assert (restarted["event"], restarted["state"], restarted["restarts"]) == ("restarted", "RESTARTING", 1)
     rank = restarted["cause"]["rank"]
-    text = f"rank {rank} (node0) failed first: exit status 3"
     known = {"kind": "exit", "certainty": "fact", "rank": rank, "node": "node0", "last_output": ["here"]}
-    assert restarted["cause"] == {"text": text, **known}
+    assert restarted["cause"] == {"text": f"rank {rank} (node0) failed first: exit status 3", **known}
     assert (finished["event"], finished["state"], finished["exit_status"]) == ("finished", "SUCCEEDED", 0)
     assert finished["run"] == restarted["run"] == Path(finished["directory"]).name
 
 
 def test_notifies_only_of_the_chosen_events(tmp_path: Path) -> None:
-    job = notifying(tmp_path, FAILS_ONCE, f"cat >> {shlex.quote(str(tmp_path))}/told")
-    assert distlaunch("run", str(job), "--set", "notify.on=[failed]").returncode == 3
+    distlaunch("run", str(notifying(tmp_path, FAILS_ONCE)), "--set", "notify.on=[failed]", status=3)
     (failed,) = told(tmp_path)
     assert (failed["event"], failed["cause"]["last_output"]) == ("failed", ["here"])
 
 
-def test_a_stopped_run_has_finished_and_not_failed(tmp_path: Path) -> None:
-    worker = "import signal\nprint('here', flush=True)\nsignal.pause()"
-    with running(notifying(tmp_path, worker, f"cat >> {shlex.quote(str(tmp_path))}/told")) as run:
+@pytest.mark.parametrize("quiet_s", [0.0, 1e6])
+def test_a_stopped_run_has_finished_and_names_why_after_a_silence(quiet_s: float, tmp_path: Path) -> None:
+    text = f"import distlaunch.observers.recording as recording\nrecording.QUIET_S = {quiet_s}\n"
+    (tmp_path / "sitecustomize.py").write_text(text)
+    job = notifying(tmp_path, "import signal\nprint('here', flush=True)\nsignal.pause()")
+    with running(job, env={**os.environ, "PYTHONPATH": str(tmp_path)}) as run:
         run.wait_for("here", times=2)
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130
     (finished,) = told(tmp_path)
     assert (finished["event"], finished["state"]) == ("finished", "CANCELLED")
+    said = "no rank has printed anything for 0 min; if the job hangs again, run `distlaunch why`"
+    assert (said in run.stderr) == (quiet_s == 0.0)
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        (["./odd"], "odd: Exec format error"),
-        (["sh", "-c", "exit 4"], "sh exited with status 4"),
-        (["sh", "-c", "kill -9 $$"], "sh was killed by signal 9 (SIGKILL)"),
-    ],
-)
-def test_the_job_continues_when_the_notified_program_fails(
-    command: list[str], said: str, tmp_path: Path
-) -> None:
+def test_the_job_continues_when_the_notified_program_fails(tmp_path: Path) -> None:
     (tmp_path / "odd").write_text("no program")
     (tmp_path / "odd").chmod(0o755)
-    job = write_job(tmp_path, "pass", f"{TWO}notify: {{command: {json.dumps(command)}}}\n")
-    done = distlaunch("run", str(job), status=0)
-    assert done.stderr.count(said) == 1, done.stderr
-    left = distlaunch("run", "-d", str(job), cwd=tmp_path, status=0)
-    run = left.stdout.strip()
-    assert distlaunch("wait", run, cwd=tmp_path).returncode == 0
-    assert said in (tmp_path / "runs" / run / "controller.log").read_text()
-    assert distlaunch("attach", "--all", run, cwd=tmp_path).stderr.count(said) == 1
+    job = write_job(tmp_path, "pass", f"{TWO}notify: {{command: [./odd]}}\n")
+    failing = {"./odd": "odd: Exec format error", "sh, -c, exit 4": "sh exited with status 4"}
+    failing["sh, -c, kill -9 $$"] = "sh was killed by signal 9 (SIGKILL)"
+    for command, said in failing.items():
+        done = distlaunch("run", str(job), "--set", f"notify.command=[{command}]", status=0)
+        assert done.stderr.count(said) == 1, done.stderr
+    left = distlaunch("run", "-d", str(job), cwd=tmp_path, status=0).stdout.strip()
+    distlaunch("wait", left, cwd=tmp_path, status=0)
+    said = "odd: Exec format error"
+    assert said in (tmp_path / "runs" / left / "controller.log").read_text()
+    assert distlaunch("attach", "--all", left, cwd=tmp_path).stderr.count(said) == 1
 
 
 @pytest.mark.parametrize(
@@ -93,12 +102,9 @@ def test_the_job_continues_when_the_notified_program_fails(
         ("~nobody/x", "~nobody is not expanded"),
     ],
 )
-@pytest.mark.parametrize("options", [[], ["-d"]])
-def test_refuses_a_notified_program_that_cannot_be_started(
-    command: str, said: str, options: list[str], tmp_path: Path
-) -> None:
+def test_refuses_a_notified_program_that_cannot_be_started(command: str, said: str, tmp_path: Path) -> None:
     job = write_job(tmp_path, "pass", f"notify:\n  command: [{command}]\n")
-    done = distlaunch("run", *options, str(job), status=2)
+    done = distlaunch("run", *(["-d"] if command == "../" else []), str(job), status=2)
     words = said.format(directory=tmp_path, above=tmp_path.parent)
     assert f"{job}:3:13: notify.command[0]: {words}" in done.stderr
     assert not (tmp_path / "runs").exists()
@@ -118,12 +124,9 @@ def test_kills_a_notified_program_that_hangs_without_waiting_for_it(tmp_path: Pa
 
 def metrics_of(path: Path) -> dict[str, float]:
     """Each sample, without the labels that are the same for all."""
-    found = {}
-    for line in path.read_text().splitlines():
-        if not line.startswith("#"):
-            sample, _, value = line.rpartition(" ")
-            found[re.sub(r'job="[^"]*",run="[^"]*",?', "", sample).replace("{}", "")] = float(value)
-    return found
+    text = re.sub(r'job="[^"]*",run="[^"]*",?', "", path.read_text()).replace("{}", "")
+    samples = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {sample: float(value) for sample, _, value in samples}
 
 
 def test_writes_metrics_while_it_runs_and_afterwards(tmp_path: Path, gate: Path) -> None:
@@ -137,25 +140,28 @@ def test_writes_metrics_while_it_runs_and_afterwards(tmp_path: Path, gate: Path)
     after = metrics_of(tmp_path / "job.prom")
     assert (meanwhile['distlaunch_run_state{state="RUNNING"}'], meanwhile["distlaunch_ranks"]) == (1, 2)
     assert (after['distlaunch_run_state{state="FAILED"}'], after["distlaunch_exit_status"]) == (1, 5)
-    began, heard = "run_start_timestamp_seconds", 'rank_last_output_timestamp_seconds{rank="1"}'
-    assert after[f"distlaunch_{heard}"] > after[f"distlaunch_{began}"]
-    assert after["distlaunch_run_state_since_timestamp_seconds"] > after[f"distlaunch_{began}"]
+    for later in ('rank_last_output_timestamp_seconds{rank="1"}', "run_state_since_timestamp_seconds"):
+        assert after[f"distlaunch_{later}"] > after["distlaunch_run_start_timestamp_seconds"]
     assert [path.name for path in tmp_path.glob("job.prom*")] == ["job.prom"]
 
 
 @pytest.mark.parametrize(
     ("file", "said"),
-    [
-        ("pipe", "pipe: it is not a regular file"),
-        ("none/job.prom", "none/job.prom: No such file or directory"),
-    ],
+    [("pipe", "it is not a regular file"), ("none/job.prom", "No such file or directory")],
 )
 def test_says_once_that_metrics_cannot_be_written(file: str, said: str, tmp_path: Path) -> None:
     """For root also /dev/null could be replaced."""
     os.mkfifo(tmp_path / "pipe")
     done = run_one(tmp_path, "print('here')", f"metrics: {{file: {file}}}\n", status=0)
-    assert done.stderr.count(f"metrics.file: can't write {tmp_path}/{said}") == 1
+    assert done.stderr.count(f"metrics.file: can't write {tmp_path}/{file}: {said}") == 1
     assert (tmp_path / "pipe").is_fifo()
+
+
+def ranks_of(output: str) -> set[int]:
+    """Of the lines of an epoch, as in `[0-2,5] epoch` or `[node0:3] epoch`."""
+    parts = (part for tag in re.findall(r"(?m)^\[(?:node0:)?(.+)\] epoch", output) for part in tag.split(","))
+    spans = [[int(number) for number in part.split("-")] for part in parts]
+    return {rank for span in spans for rank in range(span[0], span[-1] + 1)}
 
 
 def test_folds_identical_lines_and_logs_them_for_each_rank(tmp_path: Path) -> None:
@@ -164,22 +170,12 @@ def test_folds_identical_lines_and_logs_them_for_each_rank(tmp_path: Path) -> No
         rank = os.environ["RANK"]
         os.write(1, b"epoch 1\\n" + (b"odd\\n" if rank == "2" else b"") + b"unfinished")
     """
-    job = write_job(tmp_path, worker, "nodes: 1\nprocs_per_node: 4\ngpus_per_node: 0\nlogs: {fold: true}\n")
-    done = distlaunch("run", str(job), cwd=tmp_path, status=0)
-    told = {rank for line in done.stdout.splitlines() if "epoch" in line for rank in ranks_of(line)}
-    assert told == {0, 1, 2, 3}
+    done = run_one(tmp_path, worker, "procs_per_node: 4\nlogs: {fold: true}\n", cwd=tmp_path, status=0)
+    assert ranks_of(done.stdout) == {0, 1, 2, 3}
     assert "[node0:2] odd\n" in done.stdout
     (run,) = (tmp_path / "runs").iterdir()
     assert all((run / f"rank{rank}.out").read_bytes().startswith(b"epoch 1\n") for rank in range(4))
-    again = distlaunch("logs", "--fold", cwd=tmp_path)
-    assert {rank for line in again.stdout.splitlines() if "epoch" in line for rank in ranks_of(line)} == told
-
-
-def ranks_of(line: str) -> set[int]:
-    """`[0-2,5] text` or `[node0:3] text`."""
-    tag = line[1:].partition("] ")[0].rpartition(":")[2]
-    spans = [[int(number) for number in part.split("-")] for part in tag.split(",")]
-    return {rank for span in spans for rank in range(span[0], span[-1] + 1)}
+    assert ranks_of(distlaunch("logs", "--fold", cwd=tmp_path).stdout) == {0, 1, 2, 3}
 
 
 def test_a_trackers_variable_has_the_jobs_id_over_restarts(tmp_path: Path) -> None:
@@ -190,15 +186,79 @@ def test_a_trackers_variable_has_the_jobs_id_over_restarts(tmp_path: Path) -> No
     assert done.stdout.count(f"id {run.name} run-{run.name}\n") in (3, 4)  # one may be stopped before
 
 
-@pytest.mark.parametrize("quiet_s", [0.0, 1e6])
-def test_a_stop_after_a_long_silence_mentions_why(quiet_s: float, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        f"import distlaunch.observers.recording as recording\nrecording.QUIET_S = {quiet_s}\n"
-    )
-    job = write_job(tmp_path, "import signal\nprint('here', flush=True)\nsignal.pause()", TWO)
-    with running(job, env={**os.environ, "PYTHONPATH": str(tmp_path)}) as run:
-        run.wait_for("here", times=2)
-        run.process.send_signal(signal.SIGINT)
-        assert run.wait() == 130
-    said = "no rank has printed anything for 0 min; if the job hangs again, run `distlaunch why`"
-    assert (said in run.stderr) == (quiet_s == 0.0)
+# Observers in a program
+
+
+def run_job(directory: Path, script: str, *observers: Observer, given: Interrupts | None = None) -> Summary:
+    """A run inside a program, whose signal handlers and standard streams stay as they are."""
+    program = Program("command", ("sh",), workdir=str(directory), args=("-c", script))
+    nodes, logs = (NodeSpec("here", gpus=0, procs=2),), Logs(str(directory / "runs"))
+    spec = JobSpec("toy", nodes, program, logs, invocation=Invocation(placeholders=False))
+    with nullcontext(given) if given else Interrupts() as received:
+        return supervise(start_run(spec), Shown(received), observers)
+
+
+# A toy observer: all that one needs
+
+
+class Metrics(Observer):
+    """Counts lines, and when each rank ended: what a live view or an exporter would want."""
+
+    def __init__(self) -> None:
+        self.lines, self.ends, self.exit_status = 0, dict[int, float](), -1
+
+    def printed(self, output: Printed) -> None:
+        self.lines += output.data.count(b"\n")
+
+    def happened(self, event: Event, state: State, at: float) -> None:
+        if isinstance(event, WorkerExited):
+            self.ends[state.rank_of(event.node, event.local_rank) or 0] = at
+
+    def ended(self, summary: Summary) -> None:
+        self.exit_status = summary.state.outcome
+
+
+def test_a_small_observer_sees_a_run(tmp_path: Path) -> None:
+    metrics = Metrics()
+    summary = run_job(tmp_path, 'echo one; echo two; exit "$((RANK * 3))"', metrics)
+    assert (metrics.lines, set(metrics.ends)) == (4, {0, 1})
+    assert all(0.0 < at <= summary.seconds for at in metrics.ends.values())
+    assert metrics.exit_status == summary.state.outcome == 3
+
+
+# The entry for programs: nothing of the process is touched
+
+
+@pytest.fixture
+def untouched() -> Iterator[None]:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    assert handlers == {number: signal.getsignal(number) for number in handlers}
+
+
+@pytest.mark.usefixtures("untouched")
+def test_programs_run_jobs_in_threads_and_in_turn(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    outcomes: dict[int, int] = {}
+
+    def run(number: int) -> None:
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        outcomes[number] = run_job(directory, f"echo said; exit {number}").state.outcome
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(run, (3, 4)))
+    run(5)
+    assert outcomes == {3: 3, 4: 4, 5: 5}
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_program_ends_a_job_by_an_interrupt(tmp_path: Path) -> None:
+    class EndOnFirstLine(Observer):
+        def printed(self, output: Printed) -> None:
+            interrupts.send(signal.SIGTERM)
+
+    with Interrupts() as interrupts:
+        script = "echo ready; exec sleep 600"
+        summary = run_job(tmp_path, script, EndOnFirstLine(), given=interrupts)
+    assert summary.state.outcome == 128 + signal.SIGTERM

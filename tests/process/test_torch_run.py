@@ -22,10 +22,9 @@ FAILS = """
     import os, signal, sys
     # Each line in one write: torch's agent gives all its ranks the same pipe.
     def main():
-        os.write(1, f"ready {os.environ['RANK']} {os.getpid()} of {os.environ['WORLD_SIZE']}\\n".encode())
-        while not os.path.exists("all-ready"):
-            signal.sigtimedwait([], 0.02)
+        os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
         if os.environ["RANK"] == "3":
+            open("gate").read()
             raise ValueError("rank 3 is sad")
         signal.pause()
     if "recorded" in sys.argv and os.environ["RANK"] == "3":  # the import takes a second
@@ -49,12 +48,12 @@ AGREES = """
 
 
 @pytest.fixture
-def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def nothing_in_tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """TMPDIR of all that runs: nothing may be left there."""
-    directory = tmp_path / "tmp"
-    directory.mkdir()
-    monkeypatch.setenv("TMPDIR", str(directory))
-    return directory
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    yield
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 @pytest.fixture
@@ -74,7 +73,8 @@ def etcd(tmp_path: Path) -> Iterator[str]:
         server.kill()
 
 
-def test_all_ranks_agree_and_a_failure_restarts_all(tmp_path: Path, env: Path, etcd: str) -> None:
+@pytest.mark.usefixtures("nothing_in_tmpdir")
+def test_all_ranks_agree_and_a_failure_restarts_all(tmp_path: Path, etcd: str) -> None:
     restarts = "restarts: {max: 1, backoff: 100ms}\nenv: {TOKEN: secret}\n"
     job = write_job(tmp_path, AGREES, NODES.format(etcd) + restarts)
     done = distlaunch("run", str(job), "--set", "procs_per_node=1")
@@ -84,46 +84,40 @@ def test_all_ranks_agree_and_a_failure_restarts_all(tmp_path: Path, env: Path, e
         assert done.stdout.count(f"[node0:0] {line}") == done.stdout.count(f"[node1:1] {line}") == 1
     assert re.search(r"torch agent \d \(node\d\) failed: exit status 1; restart 1 of 1", done.stderr)
     assert "2 torch agents on 2 nodes simulated on this machine finished" in done.stderr
-    assert list(env.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [["recorded"], []])
-def test_reports_the_root_cause_of_a_failing_rank(
-    tmp_path: Path, env: Path, etcd: str, arguments: list[str]
-) -> None:
-    job = write_job(tmp_path, FAILS, f"{NODES.format(etcd)}args: {arguments}\n")
-    with running(job) as run:
+@pytest.mark.parametrize("words", [["recorded"], []])
+@pytest.mark.usefixtures("nothing_in_tmpdir")
+def test_reports_the_root_cause_of_a_rank(tmp_path: Path, gate: Path, etcd: str, words: list[str]) -> None:
+    with running(write_job(tmp_path, FAILS, f"{NODES.format(etcd)}args: {words}\n")) as run:
         pids = run.wait_ready(4)
-        (tmp_path / "all-ready").touch()
+        gate.write_text("")
         assert run.wait() == 1
         wait_gone(list(pids.values()), 0.5)
         assert run.holders() == []
-        # torch numbers agents of one address by their PIDs.
-        (node,) = map(int, re.findall(r"\[node(\d):\d\] ready 3 ", run.stdout))
-        first = f"distlaunch: torch agent {node} (node{node}) failed first: exit status 1\n"
-        told = run.stderr.rpartition(first)[2]
-        assert "distlaunch:   | ValueError: rank 3 is sad\n" in told
-        assert re.search(rf"\| root cause: rank 3 \(local rank 1, pid {pids[3]}\): exit status 1\n", told)
-        assert "launch_agent" not in told, "torch's own traceback"
-        assert f"torch agent {1 - node}: stopped by distlaunch" in told
-        (ended,) = [e for e in run.events("WorkerExited") if e["node"] == node]
-        record = ended["error_record"]
-        assert (record["message"] if record else None) == ("ValueError: rank 3 is sad" if arguments else None)
-    assert list(env.iterdir()) == []
+    # torch numbers agents of one address by their PIDs.
+    (node,) = map(int, re.findall(r"\[node(\d):\d\] ready 3 ", run.stdout))
+    first = f"distlaunch: torch agent {node} (node{node}) failed first: exit status 1\n"
+    told = run.stderr.rpartition(first)[2]
+    assert "distlaunch:   | ValueError: rank 3 is sad\n" in told
+    assert re.search(rf"\| root cause: rank 3 \(local rank 1, pid {pids[3]}\): exit status 1\n", told)
+    assert "launch_agent" not in told, "torch's own traceback"
+    assert f"torch agent {1 - node}: stopped by distlaunch" in told
+    (ended,) = (event for event in run.events("WorkerExited") if event["node"] == node)
+    record = ended["error_record"]
+    assert (record["message"] if record else None) == ("ValueError: rank 3 is sad" if words else None)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
-def test_the_end_of_the_controller_ends_torchs_agents_and_their_ranks(
-    tmp_path: Path, env: Path, etcd: str, signum: signal.Signals
-) -> None:
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.usefixtures("nothing_in_tmpdir", "gate")
+def test_the_controllers_end_ends_torchs_agents(tmp_path: Path, etcd: str, signum: int, status: int) -> None:
     with running(write_job(tmp_path, FAILS, f"{NODES.format(etcd)}timeouts: {{stop: 2s}}")) as run:
         pids = run.wait_ready(4)
         agents = agents_of(run.process.pid)
         run.process.send_signal(signum)
         wait_gone([*pids.values(), *agents], 5.0)
-        assert run.wait() == (130 if signum == signal.SIGINT else -signum)
+        assert run.wait() == status
         wait_gone(run.holders(), 5.0)
-    assert list(env.iterdir()) == []
 
 
 def test_the_example_job_file_for_etcd_runs(tmp_path: Path, etcd: str) -> None:

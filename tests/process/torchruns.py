@@ -11,12 +11,11 @@ import textwrap
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.harness import PATIENCE_S, ROOT, Done, Going, completed, distlaunch_argv
-from tests.process.commands import sleeper
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 OURS = distlaunch_argv("torchrun")
@@ -46,22 +45,17 @@ CONTRACTS = {
     "run-path": ["--run-path", "--nproc-per-node=2"],
 }
 C10D = {
-    "localhost:0": ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"],
     "a port and an id": ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:{port}", "--rdzv-id=a b"],
     "no endpoint": ["--rdzv-backend=c10d", "--nnodes=1:1", "--rdzv-conf=join_timeout=9", "--node-rank=0"],
     "an address": ["--rdzv_backend", "c10d", "--rdzv_endpoint=127.0.0.1:{port}", "--local_addr=127.0.0.2"],
-    "a master that torch ignores": ["--rdzv-backend=c10d", "--master-addr=nowhere", "--master-port={port}"],
 }
 MADE_UP = {"plain": [], "standalone": ["--standalone"]}
 PRINT = """
-    import os, sys
-    rank = os.environ["RANK"]
-    sys.stdout.write(f"out {rank}\\n")
-    sys.stdout.flush()
-    sys.stderr.write(f"err {rank}\\n")
+    import os
+    os.write(1, b"out %d\\n" % int(os.environ["RANK"]))
+    os.write(2, b"err %d\\n" % int(os.environ["RANK"]))
 """
 OUTPUTS = {
-    "redirects": ["--redirects=3"],
     "tee": ["--tee=3"],
     "both": ["-r=1", "-t=2"],
     "maps": ["-r=0:1,2:3", "-t=1:3,2:1"],
@@ -90,44 +84,38 @@ TOLD = ("worker.py", ".", "--x", "a b", "--")
 MACROS = {"macros": ("${local_rank}", "-$local_rank-$$x", "{rank} {{x}} ${x} $local_ranks {${local_rank}:}")}
 LOGS = ("-r3", "--log-dir=logs", "worker.py")
 REFERENCES = {
-    **{
-        name: (TELL, [*words, "--master-port={port}", "--rdzv-id=4", *TOLD, *MACROS.get(name, ())])
-        for name, words in CONTRACTS.items()
-    },
-    **{
-        name: (TELL, [*words, "--nproc-per-node=2", "--max-restarts=1", *TOLD[:2]])
-        for name, words in C10D.items()
-    },
-    **{name: (TELL, [*words, *TOLD[:2]]) for name, words in MADE_UP.items()},
-    **{
-        name: (PRINT, [*words, "--nproc-per-node=3", "--log-dir=logs", "worker.py"])
-        for name, words in OUTPUTS.items()
-    },
+    name: (TELL, [*words, "--master-port={port}", "--rdzv-id=4", *TOLD, *MACROS.get(name, ())])
+    for name, words in CONTRACTS.items()
+}
+"""By name: a script and torchrun's arguments, of which torchrun's own way is what ours is compared with."""
+REFERENCES |= {name: (TELL, [*words, "--nproc-per-node=2", *TOLD[:2]]) for name, words in C10D.items()}
+REFERENCES |= {name: (TELL, [*words, *TOLD[:2]]) for name, words in MADE_UP.items()}
+REFERENCES |= {
+    name: (PRINT, [*words, "--nproc-per-node=3", "--log-dir=logs", "worker.py"])
+    for name, words in OUTPUTS.items()
+}
+REFERENCES |= {
     "record": (FAILS_RECORDED, ["--nproc-per-node=2", *LOGS]),
     "restarts": (FAILS_TWICE, ["--nproc-per-node=2", "--max-restarts=2", *LOGS]),
 }
-"""By name: a script and torchrun's arguments, of which torchrun's own way is what ours is compared with."""
 MANY_TORCHRUNS = """
 import json, os, runpy, sys
 import torch.distributed.launcher.api  # all that torchrun imports
-for chain in json.loads(sys.argv[1]):
-    if os.fork():
+pids = {}
+for directory, words, environ in json.loads(sys.argv[1]):
+    if pid := os.fork():
+        pids[pid] = directory
         continue
-    for directory, words, environ in chain:
-        if pid := os.fork():
-            with open(directory + "/status", "w") as file:
-                file.write(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
-            continue
-        os.chdir(directory)
-        os.environ.update(environ)
-        for fd, name in ((1, "stdout"), (2, "stderr")):
-            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), fd)
-        sys.argv = ["torchrun", *words]
-        runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
-        sys.exit()
-    os._exit(0)
-for _ in json.loads(sys.argv[1]):
-    os.wait()
+    os.chdir(directory)
+    os.environ.update(environ)
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), fd)
+    sys.argv = ["torchrun", *words]
+    runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
+    sys.exit()
+for pid, directory in pids.items():
+    with open(directory + "/status", "w") as file:
+        file.write(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
 """
 MAY_DIFFER = {
     *(f"DISTLAUNCH_{name}" for name in ("AGENT", "DEADLINE", "BACKEND", "JOB_ID", "RUN_ID")),  # ours alone
@@ -151,16 +139,11 @@ def environment(directory: Path, **more: str) -> dict[str, str]:
     return kept | ours | more
 
 
-def fed(launcher: list[str], directory: Path, *words: str, stdin: int, environ: dict[str, str]) -> Done:
-    """Run a launcher in `directory` to its end; `stdin` is a descriptor."""
-    return completed([*launcher, *words], cwd=directory, env=environ, stdin=stdin)
-
-
-def launch(launcher: list[str], directory: Path, *words: str, **environ: str) -> Done:
-    """Run a launcher in `directory` to its end, with these variables."""
-    return fed(
-        launcher, directory, *words, stdin=subprocess.DEVNULL, environ=environment(directory, **environ)
-    )
+def launch(launcher: list[str], directory: Path, *words: str, **options: Any) -> Done:
+    """Run a launcher in `directory` to its end, with what else `options` say: variables, and its `stdin`."""
+    stdin = options.pop("stdin", subprocess.DEVNULL)
+    env = environment(directory, **options)
+    return completed([*launcher, *words], cwd=directory, env=env, stdin=stdin)
 
 
 def ours(directory: Path, *words: str, **environ: str) -> Done:
@@ -196,22 +179,20 @@ class Ended(NamedTuple):
 
 
 def run_references(place: Path) -> None:
-    """Run torchrun as each of `REFERENCES` says, in directories below `place`.
+    """Run torchrun as each of `REFERENCES` says, all at once, in directories below `place`.
 
     Each is a fork of one process that has imported torch, for that takes longer than all the rest; it then
-    does what `python -m torch.distributed.run` does. All run at once but those of c10d: two have no port
-    but its default.
+    does what `python -m torch.distributed.run` does. No two of them have no port but its default.
     """
-    chains: dict[str, list[tuple[str, list[str], dict[str, str]]]] = {}
+    runs = []
     for name, (text, words) in REFERENCES.items():
-        directory, port = place / name.replace("/", " "), free_port()
+        directory, port = place / name, str(free_port())
         script(directory, text)
         (directory / "tmp").mkdir()
-        (directory / "port").write_text(str(port))
+        (directory / "port").write_text(port)
         more = {"TMPDIR": f"{directory}/tmp", "CUDA_VISIBLE_DEVICES": DEVICES.get(name, "")}
-        run = (str(directory), [word.replace("{port}", str(port)) for word in words], more)
-        chains.setdefault("c10d" if name in C10D else name, []).append(run)
-    argv = [sys.executable, "-c", MANY_TORCHRUNS, json.dumps([*chains.values()])]
+        runs.append((str(directory), [word.replace("{port}", port) for word in words], more))
+    argv = [sys.executable, "-c", MANY_TORCHRUNS, json.dumps(runs)]
     subprocess.run(argv, cwd=place, env=environment(place), timeout=PATIENCE_S, check=True)
 
 
@@ -220,11 +201,10 @@ Torchruns = Callable[[str], Ended]
 
 def ended_reference(place: Path, name: str) -> Ended:
     """What `run_references` has left of one."""
-    directory = place / name.replace("/", " ")
     port, status, out, err = (
-        (directory / name).read_text() for name in ("port", "status", "stdout", "stderr")
+        (place / name / file).read_text() for file in ("port", "status", "stdout", "stderr")
     )
-    return Ended(directory, int(port), int(status), out, err)
+    return Ended(place / name, int(port), int(status), out, err)
 
 
 def script(directory: Path, text: str) -> None:
@@ -249,25 +229,10 @@ def our_lines(run: Done | Going) -> list[str]:
 
 def assert_fine(done: Done) -> None:
     """A success about which nothing is said."""
-    assert done.returncode == 0, done.stderr
-    assert our_lines(done) == []
-
-
-# Output, next to real torchrun
+    assert (done.returncode, our_lines(done)) == (0, []), done.stderr
 
 
 def logs_of(directory: Path) -> set[tuple[str, str]]:
     """(path below the run's directory, text) of each .log file."""
     (run,) = (directory / "logs").iterdir()
     return {(str(path.relative_to(run)), path.read_text()) for path in run.rglob("*.log")}
-
-
-CATCHES = sleeper("""
-    import os, signal, sys
-    def leave(signum, frame):
-        os.write(1, f"got {signal.Signals(signum).name}\\n".encode())
-        sys.exit(0)
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"):
-        signal.signal(getattr(signal, name), leave)
-    signal.sigtimedwait([], 0.5)  # torchrun passes signals on only once it has started all its workers
-""")

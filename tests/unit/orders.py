@@ -50,16 +50,8 @@ class Close(Frozen):
     signum: int = 15
 
 
-KINDS: dict[type, Any] = {
-    messages.HoldPort: HoldPort,
-    messages.FindRoute: FindRoute,
-    messages.PlaceTree: PlaceTree,
-    messages.StopWorkers: StopWorkers,
-    messages.Capture: Capture,
-    messages.Reap: Reap,
-    messages.WarnWorkers: WarnWorkers,
-    messages.Close: Close,
-}
+_KINDS = (HoldPort, FindRoute, PlaceTree, StopWorkers, Capture, Reap, WarnWorkers, Close)
+KINDS: dict[type, Any] = {getattr(messages, kind.__name__): kind for kind in _KINDS}
 
 
 def orders(actions: tuple[Action, ...]) -> list[Any]:

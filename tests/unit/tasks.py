@@ -19,3 +19,8 @@ def task_environment(task: Task, environ: Mapping[str, str], endpoint: tuple[str
     meeting = meeting_of(plan, "run", [port], spec.restarts_before)
     (worker,) = workers(plan, plan.nodes[task.rank], meeting)
     return {**worker.defaults, **environ, **worker.contract}
+
+
+def variables(text: str) -> dict[str, str]:
+    """An environment, from NAME=VALUE separated by blanks."""
+    return dict(word.split("=", 1) for word in text.split())

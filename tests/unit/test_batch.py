@@ -38,96 +38,77 @@ def options_of(target: str, keys: str, directory: Path) -> list[str]:
     return [" ".join(shlex.split(option)) for option in options] if target == "slurm" else options
 
 
-@pytest.mark.parametrize(
-    ("target", "keys", "asked"),
-    [
-        ("slurm", "", ["--nodes=1"]),
-        ("slurm", "nodes: 4\nspares: rest\nslurm: {nodes: 5}", ["--nodes=5", "--no-kill"]),
-        ("slurm", "nodes: 4\nmin_nodes: 2", ["--nodes=4", "--no-kill"]),
-        ("slurm", "nodes: 4\nlauncher: {command: [tsh, '{host}']}", ["--nodes=4"]),
-        ("slurm", "gpus_per_node: 8", ["--gpus-per-node=8", "--ntasks-per-node=8"]),
-        ("slurm", "slurm: {gpus: 'a100:4'}", ["--gpus-per-node=a100:4", "--ntasks-per-node=4"]),
-        ("slurm", "gpus_per_node: 0\nprocs_per_node: 3", ["--ntasks-per-node=3"]),
-        ("slurm", "slurm: {gres: 'gpu:2', exclusive: true}", ["--gres=gpu:2", "--exclusive"]),
-        ("slurm", "slurm: {time: 90s}", ["--time=00:01:30"]),
-        ("slurm", "slurm: {time: 1d12h, cpus_per_task: 12}", ["--time=1-12:00:00", "--cpus-per-task=12"]),
-        ("slurm", "slurm: {time: '1-0', signal: USR1@120}", ["--time=1-0", "--signal=B:USR1@120"]),
-        ("slurm", "slurm: {comment: 'it''s $x \"y\"'}", ['--comment=it\'s $x "y"']),
-        ("slurm", "restarts: {requeue: 3}\nslurm: {extra: [-x], mem: 0}", ["--requeue", "-x", "--mem=0"]),
-        ("slurm", "restarts: {max: 3}\nname: long run", ["--no-requeue", "--job-name=long run"]),
-        ("slurm", "slurm: {signal: 'B:USR1'}", ["--signal=B:USR1"]),
-        ("slurm", "slurm: {signal: 'R:USR1@120'}", ["--signal=RB:USR1@120"]),
-        ("slurm", 'name: "a\\nb"', ["--job-name=a b"]),
-        ("slurm", "logs: {dir: '50%j'}", ["--output={here}/50%%j/slurm-%j.out", "--open-mode=append"]),
-        ("grid-engine", "", ["-S /bin/bash", "-N job", "-j y", "-o '{here}/$JOB_NAME.o$JOB_ID'", "-r n"]),
-        ("grid-engine", "nodes: 4\ngpus_per_node: 8\ngrid_engine: {pe: mpi}", ["-pe mpi 32", "-l gpu=8"]),
-        ("grid-engine", "gpus_per_node: 1\ngrid_engine: {pe: mpi, slots: 16, nodes: 3}", ["-pe mpi 48"]),
-        ("grid-engine", "grid_engine: {gpus: 'gpu=2', time: 1d12h}", ["-l gpu=2", "-l h_rt=36:00:00"]),
-        ("grid-engine", "grid_engine: {queue: 'a.q,b.q', project: p}", ["-q a.q,b.q", "-P p"]),
-        ("grid-engine", "grid_engine: {time: '36:00:00', extra: [-p -100]}", ["-l h_rt=36:00:00", "-p -100"]),
-        ("grid-engine", "on_warning: USR1\nname: '7 of 9: x/y'", ["-notify", "-N job_7_of_9__x_y"]),
-        ("pbs", "", ["-N job", "-l select=1:ncpus=1:mpiprocs=1", "-j oe", "-o {here}/", "-r n"]),
-        ("pbs", "nodes: 4\ngpus_per_node: 8", ["-l select=4:ncpus=8:mpiprocs=8:ngpus=8", "-l place=scatter"]),
-        (
-            "pbs",
-            "nodes: 4\npbs: {gpus: 4, cpus: 64, mem: 200gb}",
-            ["-l select=4:ncpus=64:mpiprocs=4:ngpus=4:mem=200gb"],
-        ),
-        ("pbs", "nodes: 4\nspares: rest\npbs: {nodes: 5}", ["-l select=5:ncpus=1:mpiprocs=1"]),
-        ("pbs", "pbs: {select: '2:ncpus=4+1:ncpus=8'}", ["-l select=2:ncpus=4+1:ncpus=8"]),
-        ("pbs", "pbs: {queue: gpu, project: p, account: a}", ["-q gpu", "-P p", "-A a"]),
-        ("pbs", "pbs: {time: 12h, extra: [-l fs=home]}", ["-l walltime=12:00:00", "-l fs=home"]),
-        ("lsf", "", ["-J job", "-n 1", "-R 'span[ptile=1]'", "-o {here}/job.o%J", "-rn"]),
-        ("lsf", "nodes: 4\ngpus_per_node: 8", ["-n 32", "-R 'span[ptile=8]'", "-gpu num=8"]),
-        ("lsf", "nodes: 2\nlsf: {slots: 16, gpus: 4}", ["-n 32", "-R 'span[ptile=16]'", "-gpu num=4"]),
-        ("lsf", "nodes: 4\nspares: rest\nlsf: {nodes: 5, time: 1d12h}", ["-n 5", "-W 36:00"]),
-        ("lsf", "lsf: {gpus: 'num=2:mode=shared', time: 90s}", ["-gpu num=2:mode=shared", "-W 0:02"]),
-        ("lsf", "lsf: {extra: [-x]}", ["-x"]),
-        ("lsf", "lsf: {time: '36:30', queue: q, project: p}", ["-W 36:30", "-q q", "-P p"]),
-        ("flux", "", ["--job-name=job", "--nodes=1", "--nslots=1", "--cores-per-slot=1"]),
-        ("flux", "", ["--output='{here}/job.o{{{{id}}}}'"]),
-        (
-            "flux",
-            "nodes: 4\ngpus_per_node: 8",
-            ["--nodes=4", "--nslots=4", "--cores-per-slot=8", "--gpus-per-slot=8"],
-        ),
-        ("flux", "flux: {cpus: 6, gpus: 4, extra: [-x]}", ["--cores-per-slot=6", "--gpus-per-slot=4", "-x"]),
-        ("flux", "flux: {time: 1d, queue: q, bank: b}", ["--time-limit=86400s", "--queue=q", "--bank=b"]),
-    ],
-)
+OPTIONS = [
+    ("slurm", "nodes: 4\nspares: rest\nslurm: {nodes: 5}", ["--nodes=5", "--no-kill"]),
+    ("slurm", "nodes: 4\nmin_nodes: 2", ["--nodes=4", "--no-kill"]),
+    ("slurm", "nodes: 4\nlauncher: {command: [tsh, '{host}']}", ["--nodes=4"]),
+    ("slurm", "gpus_per_node: 8", ["--gpus-per-node=8", "--ntasks-per-node=8"]),
+    ("slurm", "slurm: {gpus: 'a100:4'}", ["--gpus-per-node=a100:4", "--ntasks-per-node=4"]),
+    ("slurm", "gpus_per_node: 0\nprocs_per_node: 3", ["--nodes=1", "--ntasks-per-node=3"]),
+    ("slurm", "slurm: {gres: 'gpu:2', exclusive: true}", ["--gres=gpu:2", "--exclusive"]),
+    ("slurm", "slurm: {time: 90s, signal: 'B:USR1'}", ["--time=00:01:30", "--signal=B:USR1"]),
+    ("slurm", "slurm: {time: 1d12h, cpus_per_task: 12}", ["--time=1-12:00:00", "--cpus-per-task=12"]),
+    ("slurm", "slurm: {time: '1-0', signal: USR1@120}", ["--time=1-0", "--signal=B:USR1@120"]),
+    ("slurm", "slurm: {comment: 'it''s $x \"y\"'}", ['--comment=it\'s $x "y"']),
+    ("slurm", "restarts: {requeue: 3}\nslurm: {extra: [-x], mem: 0}", ["--requeue", "-x", "--mem=0"]),
+    ("slurm", "restarts: {max: 3}\nname: long run", ["--no-requeue", "--job-name=long run"]),
+    ("slurm", 'name: "a\\nb"\nslurm: {signal: "R:USR1@120"}', ["--job-name=a b", "--signal=RB:USR1@120"]),
+    ("slurm", "logs: {dir: '50%j'}", ["--output={here}/50%%j/slurm-%j.out", "--open-mode=append"]),
+    ("grid-engine", "", ["-S /bin/bash", "-N job", "-j y", "-o '{here}/$JOB_NAME.o$JOB_ID'", "-r n"]),
+    ("grid-engine", "nodes: 4\ngpus_per_node: 8\ngrid_engine: {pe: mpi}", ["-pe mpi 32", "-l gpu=8"]),
+    ("grid-engine", "gpus_per_node: 1\ngrid_engine: {pe: mpi, slots: 16, nodes: 3}", ["-pe mpi 48"]),
+    ("grid-engine", "grid_engine: {gpus: 'g=2', time: '36:00:00'}", ["-l g=2", "-l h_rt=36:00:00"]),
+    ("grid-engine", "grid_engine: {queue: 'a,b', time: 1d12h}", ["-q a,b", "-l h_rt=36:00:00"]),
+    ("grid-engine", "grid_engine: {project: p, extra: [-p -100]}", ["-P p", "-p -100"]),
+    ("grid-engine", "on_warning: USR1\nname: '7 of 9: x/y'", ["-notify", "-N job_7_of_9__x_y"]),
+    ("pbs", "", ["-N job", "-l select=1:ncpus=1:mpiprocs=1", "-j oe", "-o {here}/", "-r n"]),
+    ("pbs", "nodes: 4\ngpus_per_node: 8", ["-l select=4:ncpus=8:mpiprocs=8:ngpus=8", "-l place=scatter"]),
+    ("pbs", "pbs: {gpus: 4, cpus: 64, mem: 9gb}", ["-l select=1:ncpus=64:mpiprocs=4:ngpus=4:mem=9gb"]),
+    ("pbs", "pbs: {select: '2:ncpus=4+1:ncpus=8'}", ["-l select=2:ncpus=4+1:ncpus=8"]),
+    ("pbs", "pbs: {queue: gpu, project: p, account: a, extra: [-x]}", ["-q gpu", "-P p", "-A a", "-x"]),
+    ("pbs", "pbs: {time: 12h}", ["-l walltime=12:00:00"]),
+    ("lsf", "", ["-J job", "-n 1", "-R 'span[ptile=1]'", "-o {here}/job.o%J", "-rn"]),
+    ("lsf", "nodes: 4\ngpus_per_node: 8", ["-n 32", "-R 'span[ptile=8]'", "-gpu num=8"]),
+    ("lsf", "nodes: 2\nlsf: {slots: 16, gpus: 4}", ["-n 32", "-R 'span[ptile=16]'", "-gpu num=4"]),
+    ("lsf", "nodes: 4\nspares: rest\nlsf: {nodes: 5, time: 1d12h}", ["-n 5", "-W 36:00"]),
+    ("lsf", "lsf: {gpus: 'num=2:mode=shared', time: 90s}", ["-gpu num=2:mode=shared", "-W 0:02"]),
+    ("lsf", "lsf: {time: '9:30', queue: q, project: p, extra: [-x]}", ["-W 9:30", "-q q", "-P p", "-x"]),
+    ("flux", "nodes: 4", ["--job-name=job", "--nodes=4", "--nslots=4", "--cores-per-slot=1"]),
+    ("flux", "", ["--output='{here}/job.o{{{{id}}}}'"]),
+    ("flux", "nodes: 4\ngpus_per_node: 8", ["--nslots=4", "--cores-per-slot=8", "--gpus-per-slot=8"]),
+    ("flux", "flux: {cpus: 6, gpus: 4, extra: [-x]}", ["--cores-per-slot=6", "--gpus-per-slot=4", "-x"]),
+    ("flux", "flux: {time: 1d, queue: q, bank: b}", ["--time-limit=86400s", "--queue=q", "--bank=b"]),
+]
+
+
+@pytest.mark.parametrize(("target", "keys", "asked"), OPTIONS)
 def test_a_jobs_script_asks_its_scheduler(target: str, keys: str, asked: list[str], tmp_path: Path) -> None:
     found = options_of(target, keys, tmp_path)
     assert [each for each in asked if each.format(here=tmp_path) not in found] == []
 
 
-@pytest.mark.parametrize(
-    ("target", "keys", "option"),
-    [
-        ("slurm", "gpus_per_node: 4\nslurm: {gres: 'gpu:4'}", "--gpus"),  # not twice
+def test_a_jobs_script_does_not_ask_twice_or_for_what_a_section_replaces(tmp_path: Path) -> None:
+    for target, keys, option in (
+        ("slurm", "gpus_per_node: 4\nslurm: {gres: 'gpu:4'}", "--gpus"),
         ("grid-engine", "", "-notify"),
         ("pbs", "pbs: {select: '2:ncpus=4+1:ncpus=8'}", "-l place"),
-    ],
-)
-def test_a_jobs_script_does_not_ask_for(target: str, keys: str, option: str, tmp_path: Path) -> None:
-    assert not [each for each in options_of(target, keys, tmp_path) if each.startswith(option)]
+    ):
+        assert not [each for each in options_of(target, keys, tmp_path) if each.startswith(option)]
 
 
-@pytest.mark.parametrize(
-    ("target", "text", "problem"),
-    [
-        ("slurm", "script: none.py", "script: {here}/none.py does not exist"),
-        ("slurm", "workdir: sub", "workdir: {here}/sub does not exist"),
-        ("slurm", "python: ./venv/bin/python", "python: {here}/venv/bin/python does not exist"),
-        ("slurm", "nodes: [a, b]", "nodes: Slurm chooses the hosts: set nodes to the number of nodes; "),
-        ("slurm", "nodes: 2\nspares: rest", "spares: set slurm.nodes to the total number of nodes"),
-        ("grid-engine", "nodes: 2", "grid_engine.pe: name a parallel environment"),
-        ("grid-engine", "restarts: {requeue: 2}", "distlaunch can't requeue Grid Engine jobs; remove it"),
-        ("pbs", "nodes: [a, b]", "nodes: PBS chooses the hosts: set nodes to the number of nodes"),
-        ("pbs", "nodes: 2\nspares: rest", "spares: set pbs.nodes to the total number of nodes"),
-        ("lsf", "nodes: [a, b]", "nodes: LSF chooses the hosts: set nodes to the number of nodes"),
-        ("flux", "restarts: {requeue: 2}", "distlaunch can't requeue Flux jobs; remove it"),
-    ],
-)
+USELESS = [
+    ("slurm", "script: none.py", "script: {here}/none.py does not exist"),
+    ("slurm", "workdir: sub", "workdir: {here}/sub does not exist"),
+    ("slurm", "python: ./venv/bin/python", "python: {here}/venv/bin/python does not exist"),
+    ("slurm", "nodes: [a, b]", "nodes: Slurm chooses the hosts: set nodes to the number of nodes; "),
+    ("slurm", "nodes: 2\nspares: rest", "spares: set slurm.nodes to the total number of nodes"),
+    ("grid-engine", "nodes: 2", "grid_engine.pe: name a parallel environment"),
+    ("grid-engine", "restarts: {requeue: 2}", "distlaunch can't requeue Grid Engine jobs; remove it"),
+    ("pbs", "nodes: [a, b]", "nodes: PBS chooses the hosts: set nodes to the number of nodes"),
+]
+
+
+@pytest.mark.parametrize(("target", "text", "problem"), USELESS)
 def test_refuses_a_job_that_cannot_work(target: str, text: str, problem: str, tmp_path: Path) -> None:
     check_submitted(submitted("script: none.py\nslurm: {setup: 'git clone x'}\n", tmp_path), SLURM)
     (tmp_path / "train.py").touch()
@@ -138,51 +119,46 @@ def test_refuses_a_job_that_cannot_work(target: str, text: str, problem: str, tm
     assert "job.yaml:" in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("keys", "gpus"),
-    [
-        ("gpus_per_node: 3\nslurm: {gpus: 8}", 3),
-        ("slurm: {gpus: 8}", 8),
-        ("slurm: {gpus: 'volta:3,kepler:1'}", 4),
-        ("slurm: {gres: 'nvme:1,gpu:h100:2'}", 2),
-        ("slurm: {partition: gpu}", 0),
-    ],
-)
+REQUESTED = [
+    ("gpus_per_node: 3\nslurm: {gpus: 8}", 3),
+    ("slurm: {gpus: 8}", 8),
+    ("slurm: {gpus: 'volta:3,kepler:1'}", 4),
+    ("slurm: {gres: 'nvme:1,gpu:h100:2'}", 2),
+    ("slurm: {partition: gpu}", 0),
+]
+
+
+@pytest.mark.parametrize(("keys", "gpus"), REQUESTED)
 def test_a_plan_before_the_queue_has_the_requested_gpus(keys: str, gpus: int, tmp_path: Path) -> None:
     read = submitted(f"script: train.py\nnodes: 2\n{keys}\n", tmp_path)
     spec = read.with_gpus(SLURM.gpus(read) or 0)
     assert [node.gpus for node in spec.nodes] == [gpus, gpus]
 
 
-@pytest.mark.parametrize(
-    ("keys", "problem"),
-    [
-        ("slurm: {extra: [--array=1-3]}", "slurm.extra[0]: --array can't be used: an array would start"),
-        ("slurm: {extra: [--test-only]}", "slurm.extra[0]: --test-only can't be used: distlaunch sets it"),
-        ("slurm: {extra: [--nodes=5]}", "slurm.extra[0]: --nodes can't be used: set nodes"),
-        ("slurm: {extra: [-N5]}", "slurm.extra[0]: -N can't be used: set nodes"),
-        ("slurm: {extra: [--no-requeue]}", "--no-requeue can't be used: set restarts.requeue"),
-        ("slurm: {extra: [-o x]}", "slurm.extra[0]: -o can't be used: the job's output goes to logs.dir"),
-        ("slurm: {extra: {reservation: x}}", 'a map; each item must be an option such as "--reservation='),
-        ("nodes: 4\nslurm: {nodes: 3}", "slurm.nodes: too few for the job: nodes is 4"),
-        ("slurm: {time: 12:00:00}", 'quote it: "12:00:00"'),
-        ("slurm: {signal: 'X:USR1@60'}", "slurm.signal: expected a signal"),
-        ("slurm: {signal: TERM@60}", "slurm.signal: use USR1 or USR2; on_warning chooses what the ranks get"),
-        ("slurm: {signal: 'B:KILL'}", "slurm.signal: use USR1 or USR2"),
-        ("grid_engine: {walltime: 90s}", "time"),
-        ("grid_engine: {extra: [-t 1-3]}", "grid_engine.extra[0]: -t can't be used: an array would start"),
-        ("grid_engine: {extra: [-o x]}", "grid_engine.extra[0]: -o can't be used"),
-        ("pbs: {extra: [-J 1-3]}", "pbs.extra[0]: -J can't be used: an array would start"),
-        ("nodes: 4\npbs: {nodes: 3}", "pbs.nodes: too few for the job: nodes is 4"),
-        ("pbs: {time: 12:00:00}", 'quote it: "12:00:00"'),
-        ("pbs: {time: 1-0}", "pbs.time: expected a time"),
-        ("lsf: {extra: [-oo x]}", "lsf.extra[0]: -oo can't be used: the job's output goes to logs.dir"),
-        ("lsf: {extra: [-K]}", "lsf.extra[0]: -K can't be used: use `submit --wait`"),
-        ("lsf: {time: '1:00:00'}", "lsf.time: expected a time"),
-        ("flux: {extra: [--output=x]}", "flux.extra[0]: --output can't be used: the job's output goes to"),
-        ("flux: {account: a}", "flux.account: unknown key; use bank"),
-    ],
-)
+MISTAKES = [
+    ("slurm: {extra: [--array=1-3]}", "slurm.extra[0]: --array can't be used: an array would start"),
+    ("slurm: {extra: [--test-only]}", "slurm.extra[0]: --test-only can't be used: distlaunch sets it"),
+    ("slurm: {extra: [--nodes=5]}", "slurm.extra[0]: --nodes can't be used: set nodes"),
+    ("slurm: {extra: [-N5]}", "slurm.extra[0]: -N can't be used: set nodes"),
+    ("slurm: {extra: [--no-requeue]}", "--no-requeue can't be used: set restarts.requeue"),
+    ("slurm: {extra: [-o x]}", "slurm.extra[0]: -o can't be used: the job's output goes to logs.dir"),
+    ("slurm: {extra: {reservation: x}}", 'a map; each item must be an option such as "--reservation='),
+    ("nodes: 4\nslurm: {nodes: 3}", "slurm.nodes: too few for the job: nodes is 4"),
+    ("slurm: {signal: 'X:USR1@60'}", "slurm.signal: expected a signal"),
+    ("slurm: {signal: TERM@60}", "slurm.signal: use USR1 or USR2; on_warning chooses what the ranks get"),
+    ("grid_engine: {walltime: 90s}", "time"),
+    ("grid_engine: {extra: [-t 1-3]}", "grid_engine.extra[0]: -t can't be used: an array would start"),
+    ("pbs: {extra: [-J 1-3]}", "pbs.extra[0]: -J can't be used: an array would start"),
+    ("pbs: {time: 1-0}", "pbs.time: expected a time"),
+    ("lsf: {extra: [-oo x]}", "lsf.extra[0]: -oo can't be used: the job's output goes to logs.dir"),
+    ("lsf: {extra: [-K]}", "lsf.extra[0]: -K can't be used: use `submit --wait`"),
+    ("lsf: {time: '1:00:00'}", "lsf.time: expected a time"),
+    ("flux: {extra: [--output=x]}", "flux.extra[0]: --output can't be used: the job's output goes to"),
+    ("flux: {account: a}", "flux.account: unknown key; use bank"),
+]
+
+
+@pytest.mark.parametrize(("keys", "problem"), MISTAKES)
 def test_explains_mistakes_in_a_schedulers_section(keys: str, problem: str, tmp_path: Path) -> None:
     with pytest.raises(JobError, match=re.escape(problem)):
         submitted(f"script: train.py\n{keys}\n", tmp_path)
@@ -191,57 +167,105 @@ def test_explains_mistakes_in_a_schedulers_section(keys: str, problem: str, tmp_
 # What a queue says of a job
 
 
-STAGES = {
-    slurm.queued: {
-        "waits": ("PENDING", "REQUEUE_HOLD"),
-        "goes": ("RUNNING", "COMPLETING"),
-        "over": ("COMPLETED", "NODE_FAIL", "GONE"),
-    },
-    lsf.queued: {"waits": ("PEND", "PSUSP"), "goes": ("RUN", "SSUSP", "UNKWN"), "over": ("DONE", "EXIT")},
-    flux.queued: {
-        "waits": ("DEPEND", "SCHED"),
-        "goes": ("RUN", "CLEANUP"),
-        "over": ("COMPLETED", "TIMEOUT", "CANCELED"),
-    },
-}
+QSTAT_XML = """<?xml version='1.0'?>
+<job_info  xmlns:xsd="http://arc.liv.ac.uk/repos/darcs/sge/source/dist/util/resources/schemas/qstat/qstat.xsd">
+  <queue_info>
+    <job_list state="running">
+      <JB_job_number>4711</JB_job_number>
+      <JB_name>a & b <c></JB_name>
+      <state>{state}</state>
+    </job_list>
+  </queue_info>
+  <job_info>
+    <job_list state="pending"><JB_job_number>4712</JB_job_number> <state>qw</state></job_list>
+  </job_info>
+</job_info>
+"""
+"""As `qstat -u ann -xml` of Grid Engine 8.1.9 prints it, by its schema, but for what nobody reads."""
+QSTAT_F = """
+a site's greeting
+Job Id: 88.pbs.cluster.example
+    Job_Name = train
+    job_state = {state}
+    Error_Path = login1:/rds/general/user/ann/home/project-
+\tdirectory/job_state = Q.e88
+    Variable_List = PBS_O_SYSTEM=Linux,PBS_O_SHELL=/bin/bash,
+\tPBS_O_HOME=/home/ann,comment = none
+{comment}    etime = Mon Feb 13 19:00:07 2026
+
+Job Id: 89.pbs.cluster.example
+    Job_Name = other
+    job_state = R
+    comment = Job run at Tue Feb 22 at 18:26 on (x1000:ncpus=8)
+
+"""
+"""As `qstat -f` of OpenPBS and Torque prints it."""
+NOT_RUNNING = "    comment = Not Running: per-user limit reached on resource\n\t ncpus\n"
 
 
-@pytest.mark.parametrize("queued", STAGES)
-def test_states_of_a_queue_become_stages(queued: Callable[[str], Queued]) -> None:
-    found = {stage: [queued(state).stage for state in states] for stage, states in STAGES[queued].items()}
-    assert found == {stage: [stage] * len(states) for stage, states in STAGES[queued].items()}
-    assert queued("RUN").words == "RUN"
+def grid_engine_queued(state: str) -> Queued:
+    found = grid_engine.jobs_in(QSTAT_XML.format(state=state))
+    assert (found["4712"].stage, found["4712"].words) == ("waits", "qw")
+    return found["4711"]
 
 
-def test_the_reason_of_an_lsf_job_is_shown() -> None:
-    dependent = lsf.queued("PEND", "-", "Job dependency condition not satisfied")
-    assert dependent.words == "PEND (Job dependency condition not satisfied)"
-    assert lsf.queued("PSUSP", "-", "-").words == "PSUSP"
+def pbs_queued(state: str, comment: str = "") -> Queued:
+    found = pbs.jobs_in(QSTAT_F.format(state=state, comment=comment))
+    assert [*found] == ["88.pbs.cluster.example", "89.pbs.cluster.example"]
+    return found["88.pbs.cluster.example"]
 
 
-def test_cancelled_jobs_have_one_state() -> None:
-    assert lsf.queued("EXIT", "TERM_OWNER: job killed by owner").state == CANCELLED
-    assert flux.queued("CANCELED").state == CANCELLED
+STAGES = [
+    (slurm.queued, "waits", "PENDING REQUEUE_HOLD"),
+    (slurm.queued, "goes", "RUNNING COMPLETING"),
+    (slurm.queued, "over", "COMPLETED NODE_FAIL GONE"),
+    (lsf.queued, "waits", "PEND PSUSP"),
+    (lsf.queued, "goes", "RUN SSUSP UNKWN"),
+    (lsf.queued, "over", "DONE EXIT"),
+    (flux.queued, "waits", "DEPEND SCHED"),
+    (flux.queued, "goes", "RUN CLEANUP"),
+    (flux.queued, "over", "COMPLETED TIMEOUT"),
+    (grid_engine_queued, "waits", "qw hqw hRqw"),
+    (grid_engine_queued, "goes", "r t S dr Rr dqw Rq"),
+    (grid_engine_queued, "over", "z"),
+    (pbs_queued, "waits", "Q H W"),
+    (pbs_queued, "goes", "R S E"),
+    (pbs_queued, "over", "C F M"),
+]
 
 
-# Grid Engine and PBS
+@pytest.mark.parametrize(("queued", "stage", "states"), STAGES)
+def test_states_of_a_queue_become_stages(queued: Callable[[str], Queued], stage: str, states: str) -> None:
+    found = [queued(state) for state in states.split()]
+    assert [(each.words, each.stage) for each in found] == [(state, stage) for state in states.split()]
 
 
-@pytest.mark.parametrize(
-    ("keys", "target"),
-    [
+REASONS = [
+    (grid_engine_queued("Eqw"), "Eqw (can't start: `qstat -j 4711` says why)", "waits"),
+    (lsf.queued("PEND", "-", "Job dependency not satisfied"), "PEND (Job dependency not satisfied)", "waits"),
+    (pbs_queued("Q", NOT_RUNNING), "Q (Not Running: per-user limit reached on resource ncpus)", "waits"),
+    (pbs_queued("F", "    comment = and failed\n"), "F (and failed)", "over"),
+    (lsf.queued("EXIT", "TERM_OWNER: job killed by owner"), CANCELLED, "over"),
+    (flux.queued("CANCELED"), CANCELLED, "over"),
+]
+
+
+@pytest.mark.parametrize(("queued", "words", "stage"), REASONS)
+def test_the_reason_for_a_jobs_state_is_shown(queued: Queued, words: str, stage: str) -> None:
+    assert (queued.words, queued.stage) == (words, stage)
+
+
+# Which scheduler, and the parts of its script
+
+
+def test_a_section_chooses_the_scheduler(tmp_path: Path) -> None:
+    for keys, target in (
         ("", "slurm"),
         ("slurm: {partition: gpu}", "slurm"),
         ("grid_engine: {pe: mpi}", "grid-engine"),
-        ("pbs: {time: 1h}", "pbs"),
         ("pbs: {time: 1h}\nslurm: {time: 1h}", "slurm"),
-    ],
-)
-def test_a_section_chooses_the_scheduler(keys: str, target: str, tmp_path: Path) -> None:
-    assert target_of(submitted(f"script: train.py\n{keys}\n", tmp_path)) == target
-
-
-def test_a_choice_of_schedulers_needs_to(tmp_path: Path) -> None:
+    ):
+        assert target_of(submitted(f"script: train.py\n{keys}\n", tmp_path)) == target
     spec = submitted("script: train.py\npbs: {time: 1h}\ngrid_engine: {time: 1h}\n", tmp_path)
     with pytest.raises(UsageError, match="sections for pbs, grid-engine: choose one with --to"):
         target_of(spec)
@@ -260,100 +284,8 @@ def test_a_followed_job_prints_into_the_run_directorys_parent(tmp_path: Path) ->
 
 
 def test_an_unknown_scheduler_is_refused() -> None:
-    with pytest.raises(
-        DistlaunchError, match="unknown scheduler oar: install the package that adds it, or correct "
-    ):
+    with pytest.raises(DistlaunchError, match="unknown scheduler oar: install the package that adds it, or"):
         load("oar")
-
-
-QSTAT_XML = """<?xml version='1.0'?>
-<job_info  xmlns:xsd="http://arc.liv.ac.uk/repos/darcs/sge/source/dist/util/resources/schemas/qstat/qstat.xsd">
-  <queue_info>
-    <job_list state="running">
-      <JB_job_number>4711</JB_job_number>
-      <JB_name>train</JB_name>
-      <state>{running}</state>
-    </job_list>
-  </queue_info>
-  <job_info>
-    <job_list state="pending">
-      <JB_job_number>4712</JB_job_number>
-      <JB_name>a & b <c></JB_name>
-      <state>{pending}</state>
-      <queue_name></queue_name>
-    </job_list>
-  </job_info>
-</job_info>
-"""
-"""As `qstat -u ann -xml` of Grid Engine 8.1.9 prints it, by its schema, but for what nobody reads."""
-
-
-@pytest.mark.parametrize(
-    ("running", "pending", "stages", "words"),
-    [
-        ("r", "qw", ("goes", "waits"), "qw"),
-        ("t", "hqw", ("goes", "waits"), "hqw"),
-        ("S", "hRqw", ("goes", "waits"), "hRqw"),
-        ("dr", "Eqw", ("goes", "waits"), "Eqw (can't start: `qstat -j 4712` says why)"),
-        ("Rr", "dqw", ("goes", "goes"), "dqw"),
-        ("z", "Rq", ("over", "goes"), "Rq"),
-    ],
-)
-def test_qstat_states_become_stages(running: str, pending: str, stages: tuple[str, str], words: str) -> None:
-    found = grid_engine.jobs_in(QSTAT_XML.format(running=running, pending=pending))
-    assert (found["4711"].stage, found["4712"].stage) == stages
-    assert grid_engine.jobs_in("<job_info><queue_info></queue_info><job_info></job_info></job_info>") == {}
-    assert found["4712"].words == words
-
-
-QSTAT_F = """
-a site's greeting
-Job Id: 88.pbs.cluster.example
-    Job_Name = train
-    Job_Owner = ann@login1
-    job_state = {state}
-    queue = gpu
-    server = pbs
-    Error_Path = login1:/rds/general/user/ann/home/project-
-\tdirectory/job_state = Q.e88
-    Variable_List = PBS_O_SYSTEM=Linux,PBS_O_SHELL=/bin/bash,
-\tPBS_O_HOME=/home/ann,comment = none
-{comment}    etime = Mon Feb 13 19:00:07 2026
-
-Job Id: 89.pbs.cluster.example
-    Job_Name = other
-    job_state = R
-    comment = Job run at Tue Feb 22 at 18:26 on (x1000:ncpus=8)
-    run_count = 1
-
-"""
-"""As `qstat -f` of OpenPBS and Torque prints it."""
-NOT_RUNNING = """    comment = Not Running: Queue gpu per-user limit reached on resource
-\t ncpus
-"""
-
-
-@pytest.mark.parametrize(
-    ("states", "stage"), [(("Q", "H", "W"), "waits"), (("R", "S", "E"), "goes"), (("C", "F", "M"), "over")]
-)
-def test_pbs_states_become_stages(states: tuple[str, ...], stage: str) -> None:
-    for state in states:
-        found = pbs.jobs_in(QSTAT_F.format(state=state, comment=""))
-        assert [*found] == ["88.pbs.cluster.example", "89.pbs.cluster.example"]
-        told = found["88.pbs.cluster.example"]
-        assert (told.stage, told.words) == (stage, state)
-
-
-@pytest.mark.parametrize(
-    ("state", "comment", "words"),
-    [
-        ("Q", NOT_RUNNING, "Q (Not Running: Queue gpu per-user limit reached on resource ncpus)"),
-        ("F", "    comment = and failed\n", "F (and failed)"),
-    ],
-)
-def test_the_comment_of_a_pbs_job_is_shown(state: str, comment: str, words: str) -> None:
-    found = pbs.jobs_in(QSTAT_F.format(state=state, comment=comment))
-    assert found["88.pbs.cluster.example"].words == words
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -362,34 +294,28 @@ def test_a_script_has_the_trap_the_setup_and_the_command(name: str, setup: str, 
     scheduler = load(name)
     spec = submitted(f"script: t.py\n{scheduler.key}: {{setup: {setup}}}\n", tmp_path)
     *_, trap, first, second, before, _, traps, after, call = scheduler.script(spec, CALL).splitlines()
-    assert (before, after) == ("", "")
-    harmless = "trap : USR1" if name == "grid-engine" else "trap : USR1 USR2"
-    assert (trap, first, second, traps) == (
-        harmless,
-        "ml cuda",
-        "ml nccl",
-        "trap : INT TERM; trap '' USR1 USR2",
-    )
+    assert trap == ("trap : USR1" if name == "grid-engine" else "trap : USR1 USR2")
+    assert (first, second, before) == ("ml cuda", "ml nccl", "")
+    assert (traps, after) == ("trap : INT TERM; trap '' USR1 USR2", "")
     assert call == "distlaunch run /work/job.yaml"
 
 
 CAUSE = Cause("why", 1, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("cause", "warned", "goes_on"),
-    [
-        (None, False, False),
-        (None, True, True),  # it may just have saved its work
-        (CAUSE, False, True),
-        (CAUSE._replace(exit_status=2), False, False),
-        (CAUSE._replace(exit_status=126), False, False),
-        (CAUSE._replace(exit_status=127), True, False),
-        (CAUSE._replace(exit_status=130, cancelled=True), False, False),
-        (CAUSE._replace(exit_status=143, scheduled=True), False, True),  # its time limit
-        (CAUSE._replace(exit_status=143, scheduled=True, final=True), False, False),  # requeued already
-    ],
-)
+ENDS = [
+    (None, False, False),
+    (None, True, True),  # it may just have saved its work
+    (CAUSE, False, True),
+    *((CAUSE._replace(exit_status=status), False, False) for status in (2, 126)),
+    (CAUSE._replace(exit_status=127), True, False),
+    (CAUSE._replace(exit_status=130, cancelled=True), False, False),
+    (CAUSE._replace(exit_status=143, scheduled=True), False, True),  # its time limit
+    (CAUSE._replace(exit_status=143, scheduled=True, final=True), False, False),  # requeued already
+]
+
+
+@pytest.mark.parametrize(("cause", "warned", "goes_on"), ENDS)
 def test_requeues_jobs_that_a_new_start_can_help(cause: Cause | None, warned: bool, goes_on: bool) -> None:
     state = Job().state._replace(warned=warned, verdict=Verdict(cause, 1.0))
     assert not is_to_go_on(state)

@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.check.findings import GIB, NodeReport, Report, report
 from distlaunch.plan.placement import Facts, make_plan
 from distlaunch.supervisor.checking import expected
-from tests.unit.samples import spec_of
+from tests.unit.samples import anything, bounded, spec_of
 
 DISK = {"path": "/data", "size": 100 * GIB, "free": 50 * GIB, "files": 1 << 20, "writable": True}
 GPU = {"name": "H100", "uuid": "GPU-1", "memory": 80 * GIB, "used": 0, "users": [], "ecc": 0, "mig": False}
@@ -22,7 +22,6 @@ SOUND: dict[str, Any] = {
         "name": "b",
         "own": ["10.0.0.2"],
         "master": ["10.0.0.1"],
-        "interfaces": {"eth0": {"address": "10.0.0.2", "mtu": 1500}},
         "used": "eth0",
         "named": {},
         "ib": {},
@@ -42,22 +41,15 @@ def with_facts(changes: dict[str, Any], facts: dict[str, Any] = SOUND) -> dict[s
 
 
 def verdict(
-    changes: dict[str, Any],
-    backend: str = "nccl",
-    nodes: str = "[a, b, c]",
-    skip: tuple[str, ...] = (),
-    **fields: Any,
+    changes: dict[str, Any], nodes: str = "[a, b, c]", skip: tuple[str, ...] = (), **fields: Any
 ) -> Report:
     """The verdict on nodes a, b and c, of which b has other facts."""
-    spec = spec_of(f"command: [x]\nnodes: {nodes}\ngpus_per_node: 2\nbackend: {backend}\n")
+    spec = spec_of(f"command: [x]\nnodes: {nodes}\ngpus_per_node: 2\nbackend: nccl\n")
     plan = make_plan(spec, {index: Facts("/usr/bin/python3", 2) for index in range(3)})
-    interface = [{"eth0": {"address": f"10.0.0.{i}", "mtu": 1500}} for i in (1, 2, 3)]
-    reports = [
-        NodeReport(
-            name, facts=with_facts({"network.interfaces": interface[i]}), clock_s=0.0, python="python3"
-        )
-        for i, name in enumerate("abc")
-    ]
+    reports = []
+    for number, name in enumerate("abc", 1):
+        own = {"network.interfaces": {"eth0": {"address": f"10.0.0.{number}", "mtu": 1500}}}
+        reports.append(NodeReport(name, facts=with_facts(own), clock_s=0.0, python="python3"))
     reports[1] = reports[1]._replace(facts=with_facts(changes, dict(reports[1].facts)), **fields)
     return report(expected(plan), reports, (), skip=skip)
 
@@ -67,85 +59,59 @@ def test_finds_nothing_wrong_with_sound_nodes() -> None:
     assert (found.findings, found.differs, found.unchecked, found.ok) == ((), {}, (), True)
 
 
-FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "full disk": (
-        {"place.disks": {"workdir": {**DISK, "free": 4096}}},
-        "warning place: the disk with /data has only 4 KiB free",
-    ),
-    "no room for error records": (
-        {"place.unrecorded": "can't create a directory"},
-        "error place: can't create a directory",
-    ),
-    "no inodes": (
-        {"place.disks": {"workdir": {**DISK, "files": 3}}},
-        "warning place: the disk with /data has room for only 3 files (inodes)",
-    ),
-    "small shm": (
-        {"place.disks": {"shm": {**DISK, "path": "/dev/shm", "size": 64 << 20}}},
-        "warning place: /dev/shm has only 64 MiB",
-    ),
-    "no workdir": ({"place.exists": False}, "error place: the workdir /data does not exist"),
-    "open files": ({"limits.nofile": 64}, "warning limits: only 64 open files are allowed"),
-    "memlock": (
+def disk(name: str = "workdir", **facts: Any) -> dict[str, Any]:
+    return {"place.disks": {name: {**DISK, **facts}}}
+
+
+def gpu(**facts: Any) -> dict[str, Any]:
+    """Facts about the second GPU."""
+    return {"devices.gpus": [GPU, {**GPU, **facts}]}
+
+
+FAULTS: list[tuple[dict[str, Any], str]] = [
+    (disk(free=4096), "warning place: the disk with /data has only 4 KiB free"),
+    (disk(files=3), "warning place: the disk with /data has room for only 3 files (inodes)"),
+    (disk("shm", path="/dev/shm", size=64 << 20), "warning place: /dev/shm has only 64 MiB"),
+    ({"place.unrecorded": "can't create a directory"}, "error place: can't create a directory"),
+    ({"place.exists": False}, "error place: the workdir /data does not exist"),
+    ({"limits.nofile": 64}, "warning limits: only 64 open files are allowed"),
+    (
         {"limits.memlock": 65536, "network.ib": {"mlx5_0:1": "ACTIVE"}},
         "warning limits: only 64 KiB of memory may be locked",
     ),
-    "CPU build": (
-        {"software.has_nccl": False},
-        "error software: torch 2.13.0 is built without CUDA, so it has no nccl",
-    ),
-    "two NCCLs": (
+    ({"software.has_nccl": False}, "error software: torch 2.13.0 is built without CUDA, so it has no nccl"),
+    (
         {"software.nccl": {"/a/libnccl.so.2": "2.27.3", "/b/libnccl.so.2": "2.19.4"}},
         "warning software: several NCCL libraries: 2.27.3 in /a/libnccl.so.2, 2.19.4 in /b/libnccl.so.2",
     ),
-    "too few GPUs": ({"devices.gpus": [GPU]}, "error devices: 1 GPU instead of 2"),
-    "busy GPU": (
-        {"devices.gpus": [GPU, {**GPU, "used": 40 * GIB, "users": [[812, "python"]]}]},
+    ({"devices.gpus": [GPU]}, "error devices: 1 GPU instead of 2"),
+    (
+        gpu(used=40 * GIB, users=[[812, "python"]]),
         "warning devices: GPU 1 already has 40 GiB of 80 GiB in use, by python (pid 812)",
     ),
-    "ECC": (
-        {"devices.gpus": [GPU, {**GPU, "ecc": 2}]},
-        "warning devices: GPU 1 has had 2 uncorrectable memory errors",
-    ),
-    "Xid": (
-        {"devices.xids": [["0000:3b:00", 79]]},
-        "warning devices: the kernel log has Xid 79 (0000:3b:00)",
-    ),
-    "unknown master": (
-        {"network.master": []},
-        "error network: can't resolve MASTER_ADDR a",
-    ),
-    "master is loopback": (
-        {"network.master": ["127.0.0.1"]},
-        "error network: MASTER_ADDR a resolves to 127.0.0.1",
-    ),
-    "interface": (
+    (gpu(ecc=2), "warning devices: GPU 1 has had 2 uncorrectable memory errors"),
+    ({"devices.xids": [["0000:3b:00", 79]]}, "warning devices: the kernel log has Xid 79 (0000:3b:00)"),
+    ({"network.master": []}, "error network: can't resolve MASTER_ADDR a"),
+    ({"network.master": ["127.0.0.1"]}, "error network: MASTER_ADDR a resolves to 127.0.0.1"),
+    (
         {"network.named": {"NCCL_SOCKET_IFNAME": "=eth"}},
         "error network: no interface matches NCCL_SOCKET_IFNAME==eth (interfaces: eth0)",
     ),
-    "InfiniBand": (
-        {"network.ib": {"mlx5_0:1": "DOWN"}},
-        "warning network: InfiniBand port mlx5_0:1 is DOWN",
-    ),
-    "busy CPUs": ({"load.load": 40.0}, "warning load: a load of 40 on 8 CPUs"),
-    "code": (
+    ({"network.ib": {"mlx5_0:1": "DOWN"}}, "warning network: InfiniBand port mlx5_0:1 is DOWN"),
+    ({"load.load": 40.0}, "warning load: a load of 40 on 8 CPUs"),
+    ({"load.available": GIB}, "warning load: only 1 GiB of 64 GiB of memory is available"),
+    (
         {"code.odd": ["uv.lock", "a.py (missing)"]},
         "warning code: 2 of 3 files differ from those on this machine: uv.lock, a.py (missing)",
     ),
-    "memory": ({"load.available": GIB}, "warning load: only 1 GiB of 64 GiB of memory is available"),
-}
+]
 
 
-@pytest.mark.parametrize(("changes", "words"), FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize(("changes", "words"), FAULTS, ids=[words for _, words in FAULTS])
 def test_names_a_fault_on_the_node_that_has_it(changes: dict[str, Any], words: str) -> None:
     (finding,) = [each for each in verdict(changes).findings if "differs" not in each.what]
     assert f"{finding.level} {finding.part}: {finding.what}" == words
     assert finding.nodes == ("b",)
-
-
-@pytest.mark.parametrize("setting", ["eth", "^lo", "=eth0", "ib,eth0"])
-def test_accepts_interfaces_as_nccl_does(setting: str) -> None:
-    assert verdict({"network.named": {"NCCL_SOCKET_IFNAME": setting}}).findings == ()
 
 
 def test_leaves_out_parts_to_skip() -> None:
@@ -154,25 +120,19 @@ def test_leaves_out_parts_to_skip() -> None:
     assert not [text for text in found.fine if text.startswith("place")]
 
 
-def test_a_clock_that_is_off_is_named() -> None:
+def test_names_a_clock_that_is_off_and_two_nodes_with_one_address() -> None:
     (finding,) = verdict({}, clock_s=-3600.0).findings
     assert finding.line.startswith("load: b: the clock is 60 min behind this machine's")
-
-
-def test_two_nodes_with_one_address_are_named() -> None:
     (finding,) = verdict({"network.interfaces": {"eth0": {"address": "10.0.0.1", "mtu": 1500}}}).findings
     assert (finding.what, finding.nodes) == ("have the same address, 10.0.0.1", ("a", "b"))
 
 
 def test_differences_show_each_value() -> None:
     found = verdict({"software.torch": "2.12.1", "load.cpus": 4})
-    assert found.differs == {
-        "torch": {"a": "2.13.0", "b": "2.12.1", "c": "2.13.0"},
-        "CPUs": {"a": "8", "b": "4", "c": "8"},
-    }
-    assert [(each.what, each.nodes) for each in found.findings] == [
-        ("torch differs: 2.12.1 instead of 2.13.0", ("b",))
-    ]
+    torch = {"a": "2.13.0", "b": "2.12.1", "c": "2.13.0"}
+    assert found.differs == {"torch": torch, "CPUs": {"a": "8", "b": "4", "c": "8"}}
+    (finding,) = found.findings
+    assert (finding.what, finding.nodes) == ("torch differs: 2.12.1 instead of 2.13.0", ("b",))
 
 
 def test_gpus_may_differ_as_the_job_says() -> None:
@@ -191,22 +151,16 @@ def test_what_could_not_be_checked_is_not_called_fine() -> None:
 
 def test_a_node_that_cannot_be_reached_has_no_other_findings() -> None:
     found = verdict({"limits.nofile": 3}, failure="unknown host", advice="check the name")
-    assert [each.line for each in found.findings] == [
-        "reach: b: unknown host · its ranks can't start · check the name"
-    ]
+    (finding,) = found.findings
+    assert finding.line == "reach: b: unknown host · its ranks can't start · check the name"
     assert not found.ok
 
 
-JUNK = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
-    max_leaves=4,
-)
-KEYS = [f"{part}.{key}" for part, facts in SOUND.items() for key in (*facts, "xids", "nccl", "disks")]
+KEYS = [f"{part}.{key}" for part, facts in SOUND.items() for key in (*facts, "interfaces", "nccl")]
 
 
-@settings(deadline=None)
-@given(st.dictionaries(st.sampled_from([*SOUND, *KEYS]), JUNK, max_size=6))
+@bounded()
+@given(st.dictionaries(st.sampled_from([*SOUND, *KEYS]), anything, max_size=6))
 def test_answers_of_any_type_are_survived(changes: dict[str, Any]) -> None:
     first = {path: value for path, value in changes.items() if "." not in path}
     rest = {path: value for path, value in changes.items() if path.partition(".")[0] not in first}

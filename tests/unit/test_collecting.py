@@ -17,11 +17,11 @@ from distlaunch.launch.collecting import Files
 from distlaunch.observers.outlet import CAPACITY
 
 LIMIT = 1000
-PLACES = {
-    "outside": ["../x", "a/../../x", "/x", "..", "a/.."],
-    "the directory": ["", ".", "./x", "a/.", "a/"],
-    "no name": ["a//x", "a\0b", "x" * 256, "é" * 128, "\ud800", "a/" * 2000 + "x"],
-}
+PATHS = (
+    *("../x", "a/../../x", "/x", "..", "a/.."),  # outside
+    *("", ".", "./x", "a/.", "a/"),  # the directory
+    *("a//x", "a\0b", "x" * 256, "é" * 128, "\ud800", "a/" * 2000 + "x"),  # no name
+)
 
 
 def received(directory: Path, *paths: str) -> Files:
@@ -37,7 +37,7 @@ def names(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("path", [path for paths in PLACES.values() for path in paths])
+@pytest.mark.parametrize("path", PATHS)
 def test_refuses_a_path_that_leads_elsewhere_or_is_no_name(path: str, tmp_path: Path) -> None:
     files = received(tmp_path, "first")
     with pytest.raises(ProtocolError, match="is not the path of a collected file"):
@@ -147,15 +147,8 @@ class Box:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    for name in (
-        "a.csv",
-        "b[1].csv",
-        ".c.csv",
-        "ckpt/1/.metadata",
-        "ckpt/1/x.pt",
-        "ckpt/2/x.pt",
-        "runs/a.csv",
-    ):
+    checkpoints = ("ckpt/1/.metadata", "ckpt/1/x.pt", "ckpt/2/x.pt")
+    for name in ("a.csv", "b[1].csv", ".c.csv", *checkpoints, "runs/a.csv"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     (tmp_path / "ckpt" / "last").symlink_to("2")
@@ -163,16 +156,19 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def collected(tree: Path, *paths: str, box: Box | None = None) -> tuple[Box, Collection]:
-    box = box or Box()
-    wanted = Wanted(paths, str(tree), 1 << 20, str(tree / "runs"))
-    return box, Collection(wanted, box)  # type: ignore[arg-type]
+def collection_of(tree: Path, *paths: str, box: Box) -> Collection:
+    return Collection(Wanted(paths, str(tree), 1 << 20, str(tree / "runs")), box)  # type: ignore[arg-type]
 
 
 def finish(files: Collection) -> None:
     """Take all steps, which a busy machine may need several turns for."""
     while not files.go_on():
         pass
+
+
+def collected(tree: Path, *paths: str) -> Box:
+    finish(collection_of(tree, *paths, box=(box := Box())))
+    return box
 
 
 PATTERNS = {
@@ -191,8 +187,7 @@ PATTERNS = {
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_finds_what_a_pattern_matches_once(pattern: str, tree: Path) -> None:
-    box, files = collected(tree, pattern, pattern)
-    finish(files)
+    box = collected(tree, pattern, pattern)
     assert box.names() == PATTERNS[pattern]
     nothing = () if PATTERNS[pattern] else ((pattern, "matches nothing"),) * 2
     assert box.queued[-1] == FilesEnd(0, nothing, 0)
@@ -200,27 +195,22 @@ def test_finds_what_a_pattern_matches_once(pattern: str, tree: Path) -> None:
 
 def test_names_symlinks_and_counts_what_it_leaves_out(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "MAX_LEFT_OUT", 1)
-    box, files = collected(tree, "ckpt/*")
-    finish(files)
+    box = collected(tree, "ckpt/*")
     assert box.names() == ["ckpt/1/.metadata", "ckpt/1/x.pt", "ckpt/2/x.pt"]
     assert box.queued[-1] == FilesEnd(0, (("ckpt/last", "is a symlink"),), 1)
 
 
 def test_tries_no_more_files_than_the_maximum(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "MAX_FILES", 3)
-    box, files = collected(tree, "*.csv", "**/x.pt")
-    finish(files)
-    assert (box.names(), box.queued[-1].left_out) == (
-        [".c.csv", "a.csv", "b[1].csv"],
-        (("**/x.pt", "matches too many files"),),
-    )
+    box = collected(tree, "*.csv", "**/x.pt")
+    assert box.names() == [".c.csv", "a.csv", "b[1].csv"]
+    assert box.queued[-1].left_out == (("**/x.pt", "matches too many files"),)
 
 
 @pytest.mark.parametrize("change", [lambda file: file.truncate(9), lambda file: file.write(b"x")])
 def test_holds_back_the_end_of_a_file_that_changes(change: Any, tree: Path) -> None:
-    size = 3 << 17
-    (tree / "big").write_bytes(bytes(size))
-    box, files = collected(tree, "big")
+    (tree / "big").write_bytes(bytes(size := 3 << 17))
+    files = collection_of(tree, "big", box=(box := Box()))
     box.room = 2
     assert not files.go_on()
     with (tree / "big").open("r+b") as file:

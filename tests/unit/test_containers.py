@@ -37,32 +37,24 @@ def test_docker_and_podman_command_lines(runtime: Runtime) -> None:
     assert words[-3:] == ["img:1", "-c", SCRIPT]
 
 
-def test_apptainer_command_line() -> None:
-    words = words_of(Container("/img.sif", "apptainer", ("/data",), ("--fakeroot",), {"A": QUOTES}))
-    assert words[:4] == ["apptainer", "exec", "--pid", "--pwd=/"]
-    assert {f"--env=A={QUOTES}", "--bind=/data:/data", "--bind=/work:/work", "--fakeroot"} <= {*words}
-    assert words[-4:] == ["/img.sif", "/bin/sh", "-c", SCRIPT]
-
-
-def test_enroot_command_line() -> None:
-    words = words_of(Container("/img.sqsh", "enroot", ("/data",)))
-    assert words[:3] == ["enroot", "start", "--rw"]
-    assert {"--mount=/data:/data", "--mount=/work:/work"} <= {*words}
-    assert words[-4:] == ["/img.sqsh", "/bin/sh", "-c", SCRIPT]
+@pytest.mark.parametrize(
+    ("runtime", "start", "mount", "own"),
+    [
+        ("apptainer", ["exec", "--pid", "--pwd=/"], "bind", f"--env=A={QUOTES}"),
+        ("enroot", ["start", "--rw"], "mount", "--fakeroot"),
+    ],
+)
+def test_apptainer_and_enroot_command_lines(runtime: Runtime, start: list[str], mount: str, own: str) -> None:
+    words = words_of(Container("/img", runtime, ("/data",), ("--fakeroot",), {"A": QUOTES}))
+    assert words[: len(start) + 1] == [runtime, *start]
+    assert {f"--{mount}=/data:/data", f"--{mount}=/work:/work", "--fakeroot", own} <= {*words}
+    assert words[-4:] == ["/img", "/bin/sh", "-c", SCRIPT]
 
 
 def test_pyxis_becomes_srun_options() -> None:
-    step = in_step(
-        SlurmStep("n1", "17"),
-        Container(
-            "nvcr.io#nvidia/pytorch:25.10-py3",
-            "pyxis",
-            ("/data", "/a:/b:ro", "~/c:/c"),
-            env={"TOKEN": None, "MODE": "it's fast"},
-        ),
-        "/work",
-        "/home/me",
-    )
+    mounts, env = ("/data", "/a:/b:ro", "~/c:/c"), {"TOKEN": None, "MODE": "it's fast"}
+    container = Container("nvcr.io#nvidia/pytorch:25.10-py3", "pyxis", mounts, env=env)
+    step = in_step(SlurmStep("n1", "17"), container, "/work", "/home/me")
     assert step.options == (
         "--container-image=nvcr.io#nvidia/pytorch:25.10-py3",
         "--container-mounts=/data:/data,/a:/b:ro,/home/me/c:/c,/work:/work",
@@ -72,16 +64,14 @@ def test_pyxis_becomes_srun_options() -> None:
     # What the image sets would win over a variable of srun's own.
     words = step.argv()
     assert words.index("MODE=it's fast") == words.index("/bin/sh") - 1
-    plain = in_step(SlurmStep("n1", "17"), Container("~/i.sqsh", "pyxis"), "/", "/home/me")
-    assert "--container-image=/home/me/i.sqsh" in plain.argv()
-    assert not [word for word in plain.argv() if word.startswith("--container-env")]
+    plain = in_step(SlurmStep("n1", "17"), Container("~/i.sqsh", "pyxis"), "/", "/home/me").argv()
+    assert "--container-image=/home/me/i.sqsh" in plain
+    assert not [word for word in plain if word.startswith("--container-env")]
 
 
 def test_the_workers_directory_is_mounted_unless_the_job_mounts_something_there() -> None:
-    assert [w for w in words_of(Container("i", mounts=("/mine:/work",))) if "volume" in w] == [
-        "--volume=/mine:/work"
-    ]
-    assert not [w for w in words_of(Container("i"), workdir="/") if "volume" in w]
+    mine, root = words_of(Container("i", mounts=("/mine:/work",))), words_of(Container("i"), workdir="/")
+    assert [word for word in (*mine, *root) if "volume" in word] == ["--volume=/mine:/work"]
 
 
 def test_expands_a_home_on_the_node() -> None:
@@ -93,19 +83,19 @@ def test_expands_a_home_on_the_node() -> None:
 @pytest.mark.parametrize(
     ("section", "told"),
     [
-        ("{runtime: docker}", "container: image is missing"),
-        ("{image: i, runtime: lxc}", "expected"),
-        ("{image: i, runtime: [lxc, -v]}", "one of docker, podman, apptainer, enroot, pyxis, got 'lxc'"),
+        ("runtime: docker", "container: image is missing"),
+        ("image: i, runtime: lxc", "expected"),
+        ("image: i, runtime: [lxc, -v]", "one of docker, podman, apptainer, enroot, pyxis, got 'lxc'"),
         (
-            "{image: i, runtime: pyxis}",
+            "image: i, runtime: pyxis",
             "pyxis is a plugin for srun: use it in a Slurm job, with launcher: slurm",
         ),
-        ("{image: i, mounts: ['/a:/b:ro:z']}", "expected PATH:PATH_INSIDE:ro at most"),
-        ("{image: i, volumes: [/a]}", "mounts"),
+        ("image: i, mounts: ['/a:/b:ro:z']", "expected PATH:PATH_INSIDE:ro at most"),
+        ("image: i, volumes: [/a]", "mounts"),
     ],
 )
 def test_refuses_mistakes_in_the_container_section(section: str, told: str, problems: Problems) -> None:
-    assert told in str(problems(f"script: t.py\ncontainer: {section}"))
+    assert told in str(problems(f"script: t.py\ncontainer: {{{section}}}"))
 
 
 def test_printed_plans_name_the_container(load: Load) -> None:

@@ -1,6 +1,6 @@
 """Assignment of CPUs to workers, on made-up machines: sockets, NUMA nodes, SMT siblings, caches, GPUs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -77,12 +77,8 @@ BIG = Tree(
     caches=[f"{cpu}-{cpu + 1},{cpu + 16}-{cpu + 17}" for cpu in range(0, 16, 2)],
     sockets=["0-7,16-23", "8-15,24-31"],
     gpus=[
-        ("10000:01:00.0", 3),
-        ("0000:3b:00.0", 0),
-        ("0000:af:00.0", 1),
-        ("0000:0b:00.0", 0),
-        ("0000:b0:00.0", 1),
-        ("0000:ff:00.0", 3),
+        *(("10000:01:00.0", 3), ("0000:3b:00.0", 0), ("0000:af:00.0", 1)),
+        *(("0000:0b:00.0", 0), ("0000:b0:00.0", 1), ("0000:ff:00.0", 3)),
     ],
 )
 NODE = dict(enumerate(BIG.nodes))
@@ -147,12 +143,12 @@ def test_assigns_cpus_to_workers(
 @pytest.mark.parametrize(
     ("how", "allowed", "expected"),
     [
-        pytest.param("node", "0-1,17", ["0-1,17"] * 2, id="node"),
-        pytest.param("node", "5-9", ["5-7"] * 2, id="the nearest node that is left"),
-        pytest.param("socket", "0,7,8", ["0,7"] * 2, id="socket"),
-        pytest.param("exclusive", "0-1,17", ["0", "1,17"], id="exclusive"),
-        pytest.param("core-complex", "0-2,17", ["0-1,17", "2"], id="core-complex"),
-        pytest.param("cores", "3-4,19", ["3,19", "4"], id="cores"),
+        ("node", "0-1,17", ["0-1,17"] * 2),
+        ("node", "5-9", ["5-7"] * 2),  # the nearest node that is left
+        ("socket", "0,7,8", ["0,7"] * 2),
+        ("exclusive", "0-1,17", ["0", "1,17"]),
+        ("core-complex", "0-2,17", ["0-1,17", "2"]),
+        ("cores", "3-4,19", ["3,19", "4"]),
     ],
 )
 def test_assigns_only_cpus_of_the_agent(tmp_path: Path, how: str, allowed: str, expected: list[str]) -> None:
@@ -197,25 +193,18 @@ def test_without_numa_in_the_kernel_all_cpus_are_one_node(tmp_path: Path) -> Non
         assert shares(wish(how), 2, machine) == [{0, 1}, {2, 3}]
 
 
-LISTED = wish("listed", cpus=["0", "3-5,9"])
-FEW = "need a core each, but only 4 are available"
-
-
-@pytest.mark.parametrize(
-    ("binding", "workers", "words"),
-    [
-        (LISTED, 2, "cpu_binding lists CPU 4-5,9, but this node has only 0-3 available"),
-        (wish("cores"), 5, f"cpu_binding: 5 workers on a node {FEW}"),
-        (wish("exclusive", 8), 1, f"numa_binding: 8 GPUs or workers on NUMA node 0 {FEW}"),
-    ],
-)
-def test_assigns_listed_cpus_or_says_which_a_node_lacks(
-    tmp_path: Path, binding: Binding, workers: int, words: str
-) -> None:
+def test_assigns_listed_cpus_or_says_which_a_node_lacks(tmp_path: Path) -> None:
     assert given_to(tmp_path, SMALL, wish("listed", cpus=["0,2", "1-2", "3"]), 2) == ["0,2", "1-2"]
-    with pytest.raises(BindingError) as caught:
-        given_to(tmp_path, SMALL, binding, workers)
-    assert caught.value.args[0] == words
+    listed = wish("listed", cpus=["0", "3-5,9"])
+    few = "need a core each, but only 4 are available"
+    for binding, workers, words in (
+        (listed, 2, "cpu_binding lists CPU 4-5,9, but this node has only 0-3 available"),
+        (wish("cores"), 5, f"cpu_binding: 5 workers on a node {few}"),
+        (wish("exclusive", 8), 1, f"numa_binding: 8 GPUs or workers on NUMA node 0 {few}"),
+    ):
+        with pytest.raises(BindingError) as caught:
+            given_to(tmp_path, SMALL, binding, workers)
+        assert caught.value.args[0] == words
 
 
 @given(st.sets(st.integers(0, 300)))
@@ -227,10 +216,6 @@ def test_lists_of_cpus_are_read_as_they_are_written(cpus: set[int]) -> None:
 # Properties
 
 
-def runs_of(cpus: list[int], length: int) -> Iterator[str]:
-    return (cpu_list(cpus[i : i + length]) for i in range(0, len(cpus), length))
-
-
 @st.composite
 def trees(draw: st.DrawFn) -> Tree:
     """Any machine: CPUs in any order over nodes, in cores and caches that stay within a node."""
@@ -238,15 +223,17 @@ def trees(draw: st.DrawFn) -> Tree:
     cuts = sorted(draw(st.lists(st.integers(0, len(cpus)), max_size=4)))
     nodes = [cpus[start:end] for start, end in zip([0, *cuts], [*cuts, len(cpus)], strict=True)]
     threads, cached, per_socket = (draw(st.integers(1, 4)) for _ in range(3))
+    places = draw(st.lists(st.integers(-1, len(nodes)), max_size=8))
+
+    def runs_of(length: int) -> list[str]:
+        return [cpu_list(cpus[i : i + length]) for cpus in nodes for i in range(0, len(cpus), length)]
+
     return Tree(
         nodes=[cpu_list(node) for node in nodes],
-        siblings=[run for node in nodes for run in runs_of(node, threads)],
-        caches=[run for node in nodes for run in runs_of(node, cached)],
+        siblings=runs_of(threads),
+        caches=runs_of(cached),
         sockets=[cpu_list(set().union(*nodes[i : i + per_socket])) for i in range(0, len(nodes), per_socket)],
-        gpus=[
-            (f"0000:{i:02x}:00.0", node)
-            for i, node in enumerate(draw(st.lists(st.integers(-1, len(nodes)), max_size=8)))
-        ],
+        gpus=[(f"0000:{i:02x}:00.0", node) for i, node in enumerate(places)],
     )
 
 

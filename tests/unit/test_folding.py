@@ -40,13 +40,8 @@ def test_shows_every_line_of_every_rank_once(printed: list[tuple[int, int, bytes
         assert shown.fold.due is None or shown.fold.due <= now + FOLD_S
     shown.fold.finish()
     told = Counter((rank, stream, line) for ranks, stream, line in shown.lines for rank in ranks)
-    said = Counter(
-        (rank, stream, line + b"\n")
-        for (rank, stream), text in whole.items()
-        for line in (text.removesuffix(b"\n") if text else text).split(b"\n")
-        if text
-    )
-    assert told == said
+    lines = {key: text.removesuffix(b"\n").split(b"\n") for key, text in whole.items()}
+    assert told == Counter((*key, line + b"\n") for key in lines for line in lines[key])
     assert all(ranks == sorted(set(ranks)) for ranks, _, _ in shown.lines)
 
 

@@ -13,15 +13,7 @@ from distlaunch.compat.torchrun_job import flag_messages, gathering_messages, ga
 from distlaunch.contract import SENT, ranks_alone
 from distlaunch.errors import UsageError
 from distlaunch.launch.join import SECRET, JoinError, Prover, arrival_of, line_of, message_of
-from distlaunch.transports.gathering import (
-    LOWEST_PORT,
-    PORT_SPAN,
-    Arrival,
-    Gathering,
-    TaskPlace,
-    in_order,
-    ports_for,
-)
+from distlaunch.transports.gathering import LOWEST_PORT, PORT_SPAN, Arrival, TaskPlace, in_order, ports_for
 from tests.unit.samples import anything, bounded
 from tests.unit.test_messages import START, WORKER
 from tests.unit.test_torchrun_flags import parsed
@@ -31,25 +23,24 @@ ARRIVAL = Arrival("job", "gpu-a", (2, 2))
 HERE = Arrival("--rdzv-id none", "here", (2, 2))
 
 
-def gathering(*words: str, **environ: str) -> Gathering:
-    """Of the launcher on the machine `here`."""
+def gathering(*words: str, **environ: str) -> Any:
+    """The Gathering of the launcher on the machine `here`."""
     return gathering_of(parsed(*words, "s.py"), "here", environ)
 
 
 # Command lines
 
 
+RANKED = {"job": "--rdzv-id j", "node_rank": 1, "task": 3}
+TASK_2 = {"OMPI_COMM_WORLD_RANK": "2", "SLURM_PROCID": "0"}
+
+
 @pytest.mark.parametrize(
     ("words", "environ", "arrival", "serves"),
     [
         ("", {}, {}, None),
-        (
-            "--rdzv-id=j --node-rank=1",
-            {"SLURM_PROCID": "3"},
-            {"job": "--rdzv-id j", "node_rank": 1, "task": 3},
-            None,
-        ),
-        ("--rdzv-conf=is_host=True", {"OMPI_COMM_WORLD_RANK": "2", "SLURM_PROCID": "0"}, {"task": 2}, True),
+        ("--rdzv-id=j --node-rank=1", {"SLURM_PROCID": "3"}, RANKED, None),
+        ("--rdzv-conf=is_host=True", TASK_2, {"task": 2}, True),
         ("--rdzv-conf=is_host=no --nnodes=1:4", {"SLURM_PROCID": "x"}, {"nodes": (1, 4)}, False),
     ],
 )
@@ -68,6 +59,9 @@ def test_node_ranks_become_an_ordered_arrival(number: int, serves: bool) -> None
     assert (met.serves, met.ordered, met.label) == (serves, True, "[fd00::1]:29500")
 
 
+STATIC = ("--nnodes=2", "--master-addr=h")
+
+
 @pytest.mark.parametrize(
     ("words", "wait_s", "last_call_s"),
     [
@@ -75,39 +69,30 @@ def test_node_ranks_become_an_ordered_arrival(number: int, serves: bool) -> None
         ((*MEET, "--rdzv-conf=join_timeout=5,timeout=9"), 5.0, 30.0),
         ((*MEET, "--rdzv-conf=timeout=9,last_call_timeout=1"), 9.0, 1.0),
         ((*MEET, "--rdzv-conf=read_timeout=9"), 600.0, 30.0),
-        (("--nnodes=2", "--master-addr=h"), 600.0, 30.0),
-        (("--nnodes=2", "--master-addr=h", "--rdzv-conf=timeout=9"), 9.0, 30.0),
+        (STATIC, 600.0, 30.0),
+        ((*STATIC, "--rdzv-conf=timeout=9"), 9.0, 30.0),
     ],
 )
 def test_launchers_wait_for_each_other(words: tuple[str, ...], wait_s: float, last_call_s: float) -> None:
     met = gathering(*words)
     assert (met.wait_s, met.last_call_s) == (wait_s, last_call_s)
+    assert words[:2] != STATIC or flag_messages(parsed(*words, "s.py")) == []
+    assert flag_messages(parsed(*STATIC, "--rdzv-conf=a=b", "s.py")) != []
 
 
-def test_does_not_warn_about_a_rendezvous_timeout() -> None:
-    words = ("--nnodes=2", "--master-addr=h")
-    assert flag_messages(parsed(*words, "--rdzv-conf=timeout=9", "s.py")) == []
-    assert flag_messages(parsed(*words, "--rdzv-conf=a=b", "s.py")) != []
+NO_HOST = "expected a host name or address"
+SECONDS = "expected a whole number of seconds"
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (
-            "--rdzv-endpoint=:29500",
-            "--rdzv-endpoint ':29500': expected a host name or address; is a variable in it empty?",
-        ),
+        ("--rdzv-endpoint=:29500", f"--rdzv-endpoint ':29500': {NO_HOST}; is a variable in it empty?"),
         ("--rdzv-endpoint=h:0", "--rdzv-endpoint 'h:0': several nodes need a port from 1 to 65535"),
-        (
-            "--rdzv-backend=static --rdzv-endpoint= --master-addr=",
-            "--master-addr '': expected a host name or address",
-        ),
+        ("--rdzv-backend=static --rdzv-endpoint= --master-addr=", f"--master-addr '': {NO_HOST}"),
         ("--rdzv-backend=static --node-rank=2", "--node-rank 2: expected 0 to 1, with --nnodes 2"),
-        ("--rdzv-conf=join_timeout=soon", "--rdzv-conf join_timeout: expected a whole number of seconds ≥ 1"),
-        (
-            "--rdzv-conf=last_call_timeout=0",
-            "--rdzv-conf last_call_timeout: expected a whole number of seconds",
-        ),
+        ("--rdzv-conf=join_timeout=soon", f"--rdzv-conf join_timeout: {SECONDS} ≥ 1"),
+        ("--rdzv-conf=last_call_timeout=0", f"--rdzv-conf last_call_timeout: {SECONDS}"),
         ("--rdzv-conf=is_host=maybe", "--rdzv-conf is_host: expected 1 or 0, got 'maybe'"),
         ("--rdzv-conf=x", "--rdzv-conf: expected key=value,…, got 'x'"),
         ("--rdzv-endpoint=127.0.1.1:5", "--rdzv-endpoint 127.0.1.1: each of the 4 nodes of this Slurm step"),
@@ -118,36 +103,34 @@ def test_explains_mistakes_about_the_endpoint(words: str, told: str) -> None:
         gathering(*MEET, *words.split(), SLURM_STEP_NUM_NODES="4")
 
 
-@pytest.mark.parametrize("words", [MEET, ("--nnodes=1:2", *MEET[1:]), ("--nnodes=2", "--master-addr=h")])
+@pytest.mark.parametrize("words", [MEET, ("--nnodes=1:2", *MEET[1:]), STATIC])
 def test_refuses_several_launchers_on_a_node(words: tuple[str, ...]) -> None:
-    def joins(tasks: str) -> None:
-        gathering(*words, SLURM_STEP_NUM_NODES="2", SLURM_STEP_NUM_TASKS=tasks)
-
-    joins("2")
+    gathering(*words, SLURM_STEP_NUM_NODES="2", SLURM_STEP_NUM_TASKS="2")
     told = r"this Slurm step has 3 tasks on 2 nodes, but --nnodes is (1:)?2: .*: srun --ntasks-per-node=1"
     with pytest.raises(UsageError, match=told):
-        joins("3")  # heterogeneous
+        gathering(*words, SLURM_STEP_NUM_NODES="2", SLURM_STEP_NUM_TASKS="3")  # heterogeneous
+
+
+C10D = "--rdzv-backend=c10d"
+NO_EFFECT = ["--rdzv-conf read_timeout, a has no effect: ", "--local-addr has no effect: workers connect to"]
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--nnodes=2", ["--master-addr 127.0.0.1 is reachable only from this machine"]),
-        ("--nnodes=2 --master-addr=localhost", ["--master-addr localhost is reachable only from this"]),
-        ("--nnodes=2 --rdzv-endpoint=[::1]:5", ["--rdzv-endpoint ::1 is reachable only from this machine"]),
-        ("--nnodes=2 --master-addr=gpu-a", []),
-        ("--nnodes=2 --master-addr=gpu-a --max-restarts=1", []),
-        ("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=gpu-a --rdzv-conf=join_timeout=9,is_host=0", []),
-        ("--nnodes=1:2 --rdzv-backend=c10d --rdzv-endpoint=gpu-a --rdzv-conf=last_call_timeout=9", []),
-        ("--nnodes=2 --rdzv-backend=c10d", ["--rdzv-endpoint 127.0.0.1 is reachable only from this machine"]),
-        (
-            "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=h --rdzv-conf=read_timeout=9,a=b --local-addr=i",
-            ["--rdzv-conf read_timeout, a has no effect: ", "--local-addr has no effect: workers connect to"],
-        ),
+        ("", ["--master-addr 127.0.0.1 is reachable only from this machine"]),
+        ("--master-addr=localhost", ["--master-addr localhost is reachable only from this"]),
+        ("--rdzv-endpoint=[::1]:5", ["--rdzv-endpoint ::1 is reachable only from this machine"]),
+        ("--master-addr=gpu-a", []),
+        ("--master-addr=gpu-a --max-restarts=1", []),
+        (f"{C10D} --rdzv-endpoint=gpu-a --rdzv-conf=join_timeout=9,is_host=0", []),
+        (f"--nnodes=1:2 {C10D} --rdzv-endpoint=gpu-a --rdzv-conf=last_call_timeout=9", []),
+        (C10D, ["--rdzv-endpoint 127.0.0.1 is reachable only from this machine"]),
+        (f"{C10D} --rdzv-endpoint=h --rdzv-conf=read_timeout=9,a=b --local-addr=i", NO_EFFECT),
     ],
 )
 def test_warns_about_endpoints_and_flags_without_effect(words: str, told: list[str]) -> None:
-    lines = [*gathering_messages(parsed(*words.split(), "s.py"))]
+    lines = [*gathering_messages(parsed("--nnodes=2", *words.split(), "s.py"))]
     assert len(lines) == len(told)
     assert all(line.startswith(start) for line, start in zip(lines, told, strict=True))
 
@@ -155,27 +138,24 @@ def test_warns_about_endpoints_and_flags_without_effect(words: str, told: list[s
 # Which node each is
 
 
-def near(name: str, *numbers: int | None, near: bool = False) -> tuple[Arrival, bool]:
-    node_rank, task = numbers
-    return ARRIVAL._replace(name=name, node_rank=node_rank, task=task), near
+NEAR = True
 
 
 @pytest.mark.parametrize(
     ("arrivals", "order"),
     [
-        ([near("a", None, 2, near=True), near("b", None, 0), near("c", None, 1)], [0, 1, 2]),
-        ([near("c", None, None, near=True), near("n10", None, None), near("n2", None, None)], [0, 2, 1]),
-        ([near("a", 1, 0, near=True), near("a", 0, 1, near=True), near("b", 2, 2)], [1, 0, 2]),
-        ([near("a", 0, 1, near=True), near("a", 0, 0, near=True)], [1, 0]),  # one --node-rank for all
-        (
-            [near("b", None, 0, near=True), near("c", None, 0), near("a", None, 0)],
-            [0, 2, 1],
-        ),  # steps of their own
-        ([near("a", None, None, near=True), near("a", None, None, near=True)], [0, 1]),
+        ([("a", None, 2, NEAR), ("b", None, 0), ("c", None, 1)], [0, 1, 2]),
+        ([("c", None, None, NEAR), ("n10", None, None), ("n2", None, None)], [0, 2, 1]),
+        ([("a", 1, 0, NEAR), ("a", 0, 1, NEAR), ("b", 2, 2)], [1, 0, 2]),
+        ([("a", 0, 1, NEAR), ("a", 0, 0, NEAR)], [1, 0]),  # one --node-rank for all
+        ([("b", None, 0, NEAR), ("c", None, 0), ("a", None, 0)], [0, 2, 1]),  # steps of their own
+        ([("a", None, None, NEAR), ("a", None, None, NEAR)], [0, 1]),
     ],
 )
-def test_orders_nodes_that_have_connected(arrivals: list[tuple[Arrival, bool]], order: list[int]) -> None:
-    assert in_order([arrival for arrival, _ in arrivals], [is_near for _, is_near in arrivals]) == order
+def test_orders_nodes_that_have_connected(arrivals: list[tuple[Any, ...]], order: list[int]) -> None:
+    """By name, node rank and task; those that are near the endpoint come first."""
+    made = [ARRIVAL._replace(name=name, node_rank=rank, task=task) for name, rank, task, *_ in arrivals]
+    assert in_order(made, [len(each) == 4 for each in arrivals]) == order
 
 
 def test_all_launchers_of_a_job_draw_the_same_ports() -> None:
@@ -194,14 +174,12 @@ def test_an_arrival_survives_the_wire(arrival: Arrival) -> None:
     assert arrival_of(message_of(line_of({**arrival._asdict(), "nonce": "1"}))) == arrival
 
 
-def without(name: str) -> dict[str, Any]:
-    return {key: value for key, value in ARRIVAL._asdict().items() if key != name}
-
-
 @pytest.mark.parametrize("name", ARRIVAL._fields)
 def test_refuses_an_arrival_that_lacks_a_field(name: str) -> None:
+    message = ARRIVAL._asdict()
+    del message[name]
     with pytest.raises(ValueError, match=f"a field is missing: '{name}'"):
-        arrival_of(without(name))
+        arrival_of(message)
 
 
 @pytest.mark.parametrize(
@@ -245,29 +223,26 @@ def prover(secret: str = "") -> Prover:
     return Prover({SECRET: secret, "PATH": "/nowhere"}, "gpu-a")
 
 
-def test_accepts_a_proof_with_the_same_secret() -> None:
-    ours, theirs = prover("s3cret"), prover("s3cret")
-    assert ours.way == "secret"
-    assert ours.wrong("secret", "launcher", SAID, theirs.proof("secret", "launcher", SAID)) == ""
+OURS = prover("s3cret")
 
 
 @pytest.mark.parametrize(
-    "proof",
+    ("proof", "is_wrong"),
     [
-        pytest.param(prover("another").proof("secret", "launcher", SAID), id="another secret"),
-        pytest.param(prover("s3cret").proof("secret", "controller", SAID), id="our own, sent back"),
-        pytest.param(prover("s3cret").proof("secret", "launcher", "n0 n2 {}"), id="of another time"),
-        "",
-        None,
-        7,
-        ["a"],
-        "\xe9",
-        "\ud800",
+        pytest.param(prover("s3cret").proof("secret", "launcher", SAID), False, id="the same secret"),
+        pytest.param(prover("another").proof("secret", "launcher", SAID), True, id="another secret"),
+        pytest.param(OURS.proof("secret", "controller", SAID), True, id="our own, sent back"),
+        pytest.param(OURS.proof("secret", "launcher", "n0 n2 {}"), True, id="of another time"),
+        *((proof, True) for proof in ("", None, 7, ["a"], "\xe9", "\ud800")),
     ],
 )
-def test_refuses_a_proof_without_the_secret(proof: object) -> None:
-    words = f"its {SECRET} is different"
-    assert prover("s3cret").wrong("secret", "launcher", SAID, proof) == words
+def test_accepts_only_a_proof_with_the_same_secret(proof: object, is_wrong: bool) -> None:
+    assert OURS.way == "secret"
+    words = f"its {SECRET} is different" if is_wrong else ""
+    assert OURS.wrong("secret", "launcher", SAID, proof) == words
+
+
+ELSEWHERE = f"{SECRET} is set on gpu-a, but not on the controller: set it to the same value"
 
 
 @pytest.mark.parametrize(
@@ -275,8 +250,7 @@ def test_refuses_a_proof_without_the_secret(proof: object) -> None:
     [
         ("", "secret", f"the controller requires {SECRET}, which is not set on gpu-a: set it to the same"),
         # Else anybody who listens at the endpoint could have it run its program.
-        ("s3cret", "", f"{SECRET} is set on gpu-a, but not on the controller: set it to the same value"),
-        ("s3cret", "munge", f"{SECRET} is set on gpu-a, but not on the controller: set it to the same"),
+        *(("s3cret", "", ELSEWHERE), ("s3cret", "munge", ELSEWHERE)),
     ],
 )
 def test_a_launcher_without_a_proof_says_what_to_set(secret: str, way: str, words: str) -> None:

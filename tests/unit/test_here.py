@@ -8,21 +8,12 @@ from distlaunch.launch import opening, port_check
 from tests.unit.samples import spec_of
 
 
-def test_ranks_on_another_system_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.platform", "darwin")
-    assert not runs_ranks()
-    with pytest.raises(DistlaunchError, match="ranks run only on Linux"):
-        opening.open_link(spec_of("script: t.py"), 0)
-
-
-def test_does_not_dial_ports_where_no_agent_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_and_dials_on_another_system_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of("script: t.py\nnodes: [a, b]")
     assert [node.label for node in port_check._with_here(spec, "a").nodes] == ["a", "b", "here"]
+    assert runs_ranks() and cpu_count() >= 1
     monkeypatch.setattr("sys.platform", "darwin")
     assert port_check._with_here(spec, "a") == spec
-
-
-def test_cpus_are_counted_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cpu_count() >= 1
-    monkeypatch.setattr("sys.platform", "darwin")
-    assert cpu_count() >= 1
+    assert cpu_count() >= 1 and not runs_ranks()
+    with pytest.raises(DistlaunchError, match="ranks run only on Linux"):
+        opening.open_link(spec_of("script: t.py"), 0)

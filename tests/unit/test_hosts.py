@@ -15,33 +15,26 @@ hostish = st.text("ab[]0123,-.: @#=\t\n²slots", max_size=30)
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        ("gpu", ["gpu"]),
-        ("gpu[3]", ["gpu3"]),
-        ("gpu[08-11]", ["gpu08", "gpu09", "gpu10", "gpu11"]),
-        ("gpu[8-11]", ["gpu8", "gpu9", "gpu10", "gpu11"]),
-        ("gpu[03-05,9]", ["gpu03", "gpu04", "gpu05", "gpu9"]),
-        ("gpu[ 1, 3 ]", ["gpu1", "gpu3"]),
-        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
-        ("gpu[1-2].site.org", ["gpu1.site.org", "gpu2.site.org"]),
-        ("[1-2]", ["1", "2"]),
-    ],
+    {
+        "gpu": "gpu",
+        "gpu[08-11]": "gpu08 gpu09 gpu10 gpu11",
+        "gpu[8-11]": "gpu8 gpu9 gpu10 gpu11",
+        "gpu[03-05,9]": "gpu03 gpu04 gpu05 gpu9",
+        "gpu[ 1, 3 ]": "gpu1 gpu3",
+        "r[1-2]n[1-2]": "r1n1 r1n2 r2n1 r2n2",
+        "gpu[1-2].site.org": "gpu1.site.org gpu2.site.org",
+        "[1-2]": "1 2",
+    }.items(),
 )
-def test_ranges_expand_in_order_and_keep_their_zeros(text: str, expected: list[str]) -> None:
-    assert expand_ranges(text) == expected
+def test_ranges_expand_in_order_and_keep_their_zeros(text: str, expected: str) -> None:
+    assert expand_ranges(text) == expected.split()
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("gpu[1-3", "unbalanced brackets"),
-        ("gpu1-3]", "unbalanced brackets"),
-        ("gpu[[1-3]]", "unbalanced brackets"),
-        ("gpu[]", "is not a range"),
-        ("gpu[a-c]", "is not a range"),
-        ("gpu[1-]", "is not a range"),
-        ("gpu[1,,2]", "is not a range"),
-        ("gpu[-1]", "is not a range"),
+        *((text, "unbalanced brackets") for text in ("gpu[1-3", "gpu1-3]", "gpu[[1-3]]")),
+        *((f"gpu[{text}]", "is not a range") for text in ("", "a-c", "1-", "1,,2", "-1")),
         ("gpu[3-1]", "counts down"),
         ("gpu[1-1000000000000]", "names more than"),
         ("gpu[1-999][1-999]", "more than 65535 hosts"),
@@ -85,25 +78,17 @@ def test_any_text_expands_or_is_refused_with_a_reason(text: str) -> None:
 # What may reach a command line
 
 
-@pytest.mark.parametrize(
-    "host", ["-oProxyCommand=x", "-", "--", "", "a$(id)", "a\n", *(f"a{char}b" for char in " ;`|&'\"\\\n*/ä")]
-)
-def test_refuses_a_name_with_a_leading_dash_or_a_character_that_shells_know(host: str) -> None:
-    assert host_error(host)
-
-
-@pytest.mark.parametrize("host", ["a", "gpu-a", "a.b.c", "10.0.0.1", "fe80::1%eth0", "my_host", "A-9", "1"])
-def test_names_and_addresses_are_accepted(host: str) -> None:
-    assert host_error(host) is None
+def test_refuses_a_name_with_a_leading_dash_or_a_character_that_shells_know() -> None:
+    bad = ["-oProxyCommand=x", "-", "--", "", "a$(id)", "a\n", *(f"a{char}b" for char in " ;`|&'\"\\\n*/ä")]
+    good = ["a", "gpu-a", "a.b.c", "10.0.0.1", "fe80::1%eth0", "my_host", "A-9", "1"]
+    assert [host for host in (*bad, *good) if host_error(host)] == bad
 
 
 @given(st.text(max_size=20))
 @bounded(300)
 def test_accepted_hosts_are_one_plain_word(host: str) -> None:
     if host_error(host) is None:
-        assert host.isascii()
-        assert host.isprintable()
-        assert host[0] != "-"
+        assert host.isascii() and host.isprintable() and host[0] != "-"
         assert not set(host) & set(" \t'\"\\$`;&|<>()*?[]{}!#~/")
 
 
@@ -128,17 +113,12 @@ def test_endpoints_are_host_port_or_either(text: str, expected: tuple[str | None
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a:", "is not an endpoint"),
-        ("a:b", "is not an endpoint"),
-        ("a:1:2", "is not an endpoint"),
+        *((text, "is not an endpoint") for text in ("a:", "a:b", "a:1:2", "[::1", "tcp://a:1")),
         ("::1", "is not an endpoint; write host:port, or .address.:port for IPv6"),
-        ("[::1", "is not an endpoint"),
         ("a:0", "port 0 is not in the range 1 to 65535"),
         ("a:65536", "port 65536 is not in the range 1 to 65535"),
-        ("-o:1", "can't begin with a dash"),
-        ("[-o]:1", "can't begin with a dash"),
+        *((text, "can't begin with a dash") for text in ("-o:1", "[-o]:1")),
         ("a b:1", "is not a valid host name"),
-        ("tcp://a:1", "is not an endpoint"),
     ],
 )
 def test_a_bad_endpoint_is_explained(text: str, words: str) -> None:

@@ -16,25 +16,24 @@ from tests.unit.samples import Load, Problems, bounded
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        pytest.param(b"\xff\xfe\x00", "not UTF-8 text (byte 0)", id="not UTF-8"),
-        pytest.param("ä".encode("latin-1") + b": 1", "not UTF-8 text (byte 0)", id="Latin-1"),
-        pytest.param(b"[" * 10_000_000, "larger than 1 MiB", id="10 MB of nesting"),
+        (b"\xff\xfe\x00", r"not UTF-8 text \(byte 0\)"),
+        ("ä".encode("latin-1") + b": 1", r"not UTF-8 text \(byte 0\)"),
+        (b"[" * 10_000_000, "larger than 1 MiB"),
     ],
+    ids=["not UTF-8", "Latin-1", "10 MB of nesting"],
 )
 def test_refuses_a_file_that_is_not_text(load: Load, data: bytes, words: str) -> None:
-    with pytest.raises(UsageError, match=f"job.yaml: {words}".replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises(UsageError, match=f"job.yaml: {words}"):
         load(data)
+
+
+MAPPINGS = "".join(f"{' ' * depth}a:\n" for depth in range(1000))
 
 
 @pytest.mark.parametrize(
     "text",
-    [
-        pytest.param("[" * 900_000, id="0.9 MB of lists"),
-        pytest.param("{" * 900_000, id="0.9 MB of mappings"),
-        pytest.param("- " * 400_000, id="lists in block style"),
-        pytest.param("? " * 400_000, id="keys of keys"),
-        pytest.param("".join(f"{' ' * depth}a:\n" for depth in range(1000)), id="mappings in block style"),
-    ],
+    ["[" * 900_000, "{" * 900_000, "- " * 400_000, "? " * 400_000, MAPPINGS],
+    ids=["lists", "mappings", "lists in block style", "keys of keys", "mappings in block style"],
 )
 def test_refuses_deep_nesting_and_binary_junk(problems: Problems, text: str) -> None:
     assert problems(bytes(range(32)))[0].startswith("job.yaml: not YAML: unacceptable character")
@@ -42,16 +41,13 @@ def test_refuses_deep_nesting_and_binary_junk(problems: Problems, text: str) -> 
     assert problem.endswith("nested more than 20 levels deep")
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        *("!!bool maybe", "!!int ''", "!!float ''", "!!int x", "!!float x", "!!timestamp x"),
-        *("!!binary x", "!!set x"),
-    ],
-)
+BAD_TAGS = ("bool maybe", "int ''", "float ''", "int x", "float x", "timestamp x", "binary x", "set x")
+
+
+@pytest.mark.parametrize("value", BAD_TAGS)
 def test_refuses_a_tag_that_does_not_fit_its_value(load: Load, value: str) -> None:
     with pytest.raises(JobError):
-        load(f"script: x\nprocs_per_node: {value}")
+        load(f"script: x\nprocs_per_node: !!{value}")
 
 
 def test_names_a_missing_file_and_a_directory(load: Load, tmp_path: Path) -> None:
@@ -91,28 +87,22 @@ def test_hostfiles_of_three_tools_are_read(
     assert nodes[0].reach == Ssh(expected[0][0], "me" if "@" in text else None)
 
 
+PORT = 'write "b slots=2222" in a hostfile; for a port, use ssh_config or nodes: [{host: b, port: 2222}]'
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        pytest.param("a\n  b slots=x", '2:3: slots: expected a number from 1 to 999999, got "x"', id="slots"),
-        pytest.param(
-            "a slots=²",
-            '1:1: slots: expected a number from 1 to 999999, got "²"',
-            id="a digit that is no number",
-        ),
-        pytest.param("a slots=0", "1:1: slots", id="no slots"),
-        pytest.param("a gpus=4", '1:1: unexpected "gpus=4"; write one host per line', id="word"),
-        pytest.param("-oProxyCommand=x", "1:1: a host name can't begin with a dash", id="dash"),
-        pytest.param("a;b", '1:1: "a;b" is not a valid host name', id="no host"),
-        pytest.param(
-            "a\nb:2222",
-            '2:1: "b:2222" means 2222 slots; if that is right, write "b slots=2222" in a '
-            "hostfile; for a port, use ssh_config or nodes: [{host: b, port: 2222}]",
-            id="a port",
-        ),
-        pytest.param("a:22", '1:1: "a:22" means 22 slots', id="ssh's port"),
-        pytest.param("# nobody\n", " the hostfile lists no hosts", id="empty"),
-    ],
+    {
+        "a\n  b slots=x": '2:3: slots: expected a number from 1 to 999999, got "x"',
+        "a slots=²": '1:1: slots: expected a number from 1 to 999999, got "²"',
+        "a slots=0": "1:1: slots",
+        "a gpus=4": '1:1: unexpected "gpus=4"; write one host per line',
+        "-oProxyCommand=x": "1:1: a host name can't begin with a dash",
+        "a;b": '1:1: "a;b" is not a valid host name',
+        "a\nb:2222": f'2:1: "b:2222" means 2222 slots; if that is right, {PORT}',
+        "a:22": '1:1: "a:22" means 22 slots',
+        "# nobody\n": " the hostfile lists no hosts",
+    }.items(),
 )
 def test_places_mistakes_in_a_hostfile(problems: Problems, tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / "hosts").write_text(text)

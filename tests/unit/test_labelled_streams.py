@@ -1,77 +1,67 @@
 """The streams of several nodes in one srun --label: frames, last output, and srun's own messages."""
 
-import random
-
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from distlaunch.agent import wire
 from distlaunch.agent.wire import HELLO_PREFIX, READY_MARKER, Frame, encode
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.handshake import NodeGone
 from distlaunch.transports.slurm import LabeledStreams, SlurmStep
+from tests.unit.samples import bounded
+from tests.unit.test_wire import cuts, slices
 
 HOSTS, INDICES = ("a1", "a2", "b1"), (4, 5, 7)
 STEP = SlurmStep("a1", "17")
 HELLO = READY_MARKER + HELLO_PREFIX + b"n0nce\n"
 
 
-def streams() -> LabeledStreams:
-    return LabeledStreams(b"opening", "n0nce", dict(zip(HOSTS, INDICES, strict=True)), STEP)
+def streams(*labels: int) -> LabeledStreams:
+    """Those of three nodes, of which these have said hello."""
+    made = LabeledStreams(b"opening", "n0nce", dict(zip(HOSTS, INDICES, strict=True)), STEP)
+    for label in labels:
+        made.receive(labeled(label, HELLO))
+    return made
 
 
 def labeled(label: int, data: bytes) -> bytes:
     return b"".join(b"%d: %b\n" % (label, line) for line in data.removesuffix(b"\n").split(b"\n"))
 
 
-def booted() -> LabeledStreams:
-    made = streams()
-    for label in range(3):
-        made.receive(labeled(label, HELLO))
-    return made
+_text = st.text("\x1b[n\n=!0: ", max_size=9).map(str.encode)
+_data = st.builds(lambda text, times: text * times, _text, st.sampled_from([1, 107, 400]))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_frames_survive_labels_however_they_are_cut(seed: int) -> None:
-    chance = random.Random(seed)
-    sent: dict[int, list[bytes]] = {index: [] for index in INDICES}
-    pieces = []
-    for _ in range(30):
-        label = chance.randrange(3)
-        data = bytes(chance.choice(b"\x1b[n\n=!0: ") for _ in range(chance.choice([0, 1, 5, 959, 3000])))
-        sent[INDICES[label]].append(data)
-        encoded = wire.as_lines(encode(INDICES[label], 0, 0, data))
-        assert max(map(len, encoded.split(b"\n"))) < 1000
-        pieces.append(labeled(label, encoded))
-    made, whole, got = booted(), b"".join(pieces), dict[int, list[bytes]]()
-    while whole:
-        size = chance.randrange(1, 2000)
-        for frame in made.receive(whole[:size])[1]:
-            assert isinstance(frame, Frame)
-            got.setdefault(frame.node, []).append(frame.payload)
-        whole = whole[size:]
-    assert got == {index: data for index, data in sent.items() if data}
+@given(st.lists(st.tuples(st.integers(0, 2), _data), max_size=20), cuts)
+@bounded()
+def test_frames_survive_labels_however_they_are_cut(sent: list[tuple[int, bytes]], at: list[int]) -> None:
+    encoded = [(label, wire.as_lines(encode(INDICES[label], 0, 0, data))) for label, data in sent]
+    assert all(len(line) < 1000 for _, lines in encoded for line in lines.split(b"\n"))
+    made, whole = streams(0, 1, 2), b"".join(labeled(label, lines) for label, lines in encoded)
+    got = [frame for part in slices(whole, at) for frame in made.receive(part)[1]]
+    expected = [(INDICES[label], data) for label, data in sent]
+    assert [(frame.node, frame.payload) for frame in got if isinstance(frame, Frame)] == expected
 
 
 def test_the_opening_is_for_all_and_each_says_hello() -> None:
     made = streams()
     assert made.without_marker() == b"opening"
-    made.receive(labeled(0, HELLO) + labeled(2, HELLO))
-    assert not made.booted
-    made.receive(labeled(1, HELLO))
+    for label in (0, 2, 1):
+        assert not made.booted
+        made.receive(labeled(label, HELLO))
     assert made.booted
 
 
 def test_an_agents_last_status_ends_its_node_once() -> None:
-    made = booted()
+    made = streams(0, 1, 2)
     made.receive(b"1: =half")
     made.receive(b"a line\n1: \n")
     (gone,) = made.receive(b"1: !70\n")[1]
-    assert isinstance(gone, NodeGone)
     assert gone == NodeGone(5, LinkFailure(Kind.LOST, clean=True))  # its guardian has swept
     assert made.listen(b"srun: error: a2: task 1: Exited with exit code 70\n") == []
     (frame,) = made.receive(labeled(2, wire.as_lines(encode(7, 0, 0, b"goes on"))))[1]
-    assert isinstance(frame, Frame)
-    assert frame.payload == b"goes on"
+    assert isinstance(frame, Frame) and frame.payload == b"goes on"
 
 
 @pytest.mark.parametrize(
@@ -84,26 +74,26 @@ def test_an_agents_last_status_ends_its_node_once() -> None:
     ],
 )
 def test_understands_srun_messages_about_tasks(words: str, ended: list[tuple[int, int | None]]) -> None:
-    gone = booted().listen(words.encode() + b"\n")
-    assert gone == [
-        NodeGone(node, STEP.failure(ProcessEnd(f"{words}\n", booted=True, status=status)))
-        for node, status in ended
-    ]
+    gone = streams(0, 1, 2).listen(words.encode() + b"\n")
+    ends = [(node, ProcessEnd(f"{words}\n", booted=True, status=status)) for node, status in ended]
+    assert gone == [NodeGone(node, STEP.failure(end)) for node, end in ends]
     assert not any(each.failure.clean for each in gone)
+
+
+TASK_1 = b"srun: error: a2: task 1: Exited with exit code 127\n"
 
 
 def test_a_failure_shows_only_its_own_nodes_output() -> None:
     made = streams()
     made.receive(labeled(1, READY_MARKER))
     made.listen(b"1: distlaunch: no python: python9\n2: chatter\n")
-    (gone,) = made.listen(b"srun: error: a2: task 1: Exited with exit code 127\n")
-    assert gone.failure.kind is Kind.NO_PYTHON
-    assert "chatter" not in gone.failure.words
+    (gone,) = made.listen(TASK_1)
+    assert gone.failure.kind is Kind.NO_PYTHON and "chatter" not in gone.failure.words
 
 
 def test_a_failure_before_the_hello_waits_for_the_output_of_its_node() -> None:
     made = streams()
-    assert made.listen(b"srun: error: a2: task 1: Exited with exit code 127\n2: chatter\n") == []
+    assert made.listen(TASK_1 + b"2: chatter\n") == []
     (gone,) = made.listen(b"1: distlaunch: no python: python9\n")
     assert (gone.node, gone.failure.kind) == (5, Kind.NO_PYTHON)
     assert made.listen(b"1: more\n") == []
@@ -111,7 +101,7 @@ def test_a_failure_before_the_hello_waits_for_the_output_of_its_node() -> None:
 
 def test_a_line_without_a_label_breaks_the_protocol() -> None:
     with pytest.raises(wire.ProtocolError, match="without srun's label"):
-        booted().receive(b"hello\n")
+        streams(0, 1, 2).receive(b"hello\n")
 
 
 def test_a_group_is_one_step_on_all_its_hosts() -> None:

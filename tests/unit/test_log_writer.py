@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from distlaunch.observers import run_directory as module
 from distlaunch.observers.run_directory import LogWriter
-from tests.unit.samples import PAGE, Pipe, bounded, longest_file, no_room, open_files
+from tests.unit.samples import PAGE, Pipe, bounded, longest_file, open_files
 
 pytestmark = pytest.mark.timeout(60)
 """A pipe that nothing comes out of would be waited for."""
@@ -41,13 +42,6 @@ class Disk(Pipe):
         data, self._filled = self.read(self._filled + size)[self._filled :], 0
         return data
 
-    def close(self) -> None:
-        """Takes what is left, so that the writer's thread can end."""
-        if self.read_end >= 0:
-            while os.read(self.read_end, 1 << 20):
-                pass
-            self.leave()
-
 
 @pytest.fixture
 def writer(tmp_path: Path) -> LogWriter:
@@ -56,34 +50,22 @@ def writer(tmp_path: Path) -> LogWriter:
 
 @pytest.fixture
 def disk(writer: LogWriter) -> Iterator[Disk]:
-    """A disk that takes nothing yet; at the end it takes all, and the writer is closed."""
+    """A disk that takes nothing yet; at the end it breaks, and the writer is closed."""
     disk = Disk(writer)
     yield disk
-    closing = threading.Thread(target=close_at_last, args=(writer,))
-    closing.start()
-    disk.close()
-    closing.join(LONG_S)
-
-
-def close_at_last(writer: LogWriter) -> None:
-    """However long it takes: its patience may be short, or all gone."""
+    if disk.read_end >= 0:
+        disk.leave()
     with writer._backlog.changed:
         assert writer._backlog.changed.wait_for(lambda: not writer._backlog.waiting, LONG_S)
     writer.close()
 
 
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six bytes may wait, and no time is spent on a disk that takes nothing."""
-    monkeypatch.setattr(module, "CAPACITY", 6)
-    monkeypatch.setattr(module, "PATIENCE_S", AT_ONCE_S)
-    monkeypatch.setattr(module, "FLUSH_S", AT_ONCE_S)
+short = mock.patch.multiple(module, CAPACITY=6, PATIENCE_S=AT_ONCE_S, FLUSH_S=AT_ONCE_S)
+"""Six bytes may wait, and no time is spent on a disk that takes nothing."""
 
 
 @contextlib.contextmanager
-def when_waited_for(
-    writer: LogWriter, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
-) -> Iterator[list[float | None]]:
+def when_waited_for(writer: LogWriter, act: Callable[[], object]) -> Iterator[list[float | None]]:
     """Does that once this thread waits for the writer's; the times for which it was willing to wait."""
     wait, waits = writer._backlog.changed.wait, list[float | None]()
     acting = threading.Thread(target=act)
@@ -95,22 +77,13 @@ def when_waited_for(
                 acting.start()  # it may need the lock, which the wait gives back
         return wait(timeout)
 
-    monkeypatch.setattr(writer._backlog.changed, "wait", observed)
-    yield waits
+    with mock.patch.object(writer._backlog.changed, "wait", observed):
+        yield waits
     if acting.ident:
         acting.join(LONG_S)
 
 
 # Files
-
-
-def test_writes_without_a_thread(writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading.Thread, "start", no_room)
-    for text in (b"one ", b"two "):
-        writer.append("log", text)
-    assert (tmp_path / "log").read_bytes() == b"one two "
-    writer.close()
-    assert writer.lost_bytes == 0
 
 
 def test_files_and_directories_are_private(writer: LogWriter, tmp_path: Path) -> None:
@@ -124,58 +97,28 @@ def test_files_and_directories_are_private(writer: LogWriter, tmp_path: Path) ->
     assert stat.S_IMODE((tmp_path / "node1/rank0").stat().st_mode) == 0o700
 
 
-def test_flushed_data_can_be_read(writer: LogWriter, tmp_path: Path) -> None:
-    for text in (b"one ", b"two "):
-        writer.append("log", text)
-        assert writer.flush()
-        assert (tmp_path / "log").read_bytes().endswith(text)
-    writer.close()
-
-
-def test_nothing_to_write_is_flushed_and_closed_at_once(writer: LogWriter, tmp_path: Path) -> None:
-    assert writer.flush()
-    writer.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_keeps_few_files_open(writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_OPEN", 2)
-    for turn in range(3):
-        for rank in range(5):
-            writer.append(f"{rank}.log", b"%d.%d " % (rank, turn))
-    assert writer.flush() and open_files(tmp_path) == 2
-    writer.close()
-    assert open_files(tmp_path) == 0 and writer.lost_bytes == 0
-    for rank in range(5):
-        assert (tmp_path / f"{rank}.log").read_text() == f"{rank}.0 {rank}.1 {rank}.2 "
-
-
 # Files that can't be opened
 
 
-def test_does_not_touch_an_existing_file(writer: LogWriter, tmp_path: Path) -> None:
-    (tmp_path / "node1").mkdir()
-    (tmp_path / "node1/theirs").write_bytes(b"theirs")
+@pytest.mark.parametrize("link", ["", "victim", "missing"])
+def test_touches_no_planted_file_and_no_planted_link(writer: LogWriter, tmp_path: Path, link: str) -> None:
+    victim, planted = tmp_path / "victim", tmp_path / "node1/theirs"
+    planted.parent.mkdir()
+    for theirs in (victim, planted):
+        theirs.write_bytes(b"theirs")
+    if link:
+        planted.unlink()
+        planted.symlink_to(tmp_path / link)
     for name in ("node1/theirs", "node1/ours", "node1/theirs"):
         writer.append(name, b"text")
     writer.close()
-    assert (tmp_path / "node1/theirs").read_bytes() == b"theirs"
-    assert (tmp_path / "node1/ours").read_bytes() == b"text"
-    assert writer.lost_bytes == 8
+    assert victim.read_bytes() == b"theirs" and not (tmp_path / "missing").exists()
+    assert link or planted.read_bytes() == b"theirs"
+    assert (tmp_path / "node1/ours").read_bytes() == b"text" and writer.lost_bytes == 8
 
 
-@pytest.mark.parametrize("target", ["victim", "missing"])
-def test_follows_no_planted_link(writer: LogWriter, tmp_path: Path, target: str) -> None:
-    (tmp_path / "victim").write_bytes(b"theirs")
-    (tmp_path / "log").symlink_to(tmp_path / target)
-    writer.append("log", b"text")
-    writer.close()
-    assert (tmp_path / "victim").read_bytes() == b"theirs" and not (tmp_path / "missing").exists()
-    assert writer.lost_bytes == 4
-
-
-def test_follows_no_later_link(writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_OPEN", 1)
+@mock.patch.object(module, "MAX_OPEN", 1)
+def test_follows_no_later_link(writer: LogWriter, tmp_path: Path) -> None:
     (tmp_path / "victim").write_bytes(b"theirs")
     writer.append("log", b"text")
     writer.append("other", b"text")
@@ -187,25 +130,15 @@ def test_follows_no_later_link(writer: LogWriter, tmp_path: Path, monkeypatch: p
     assert (tmp_path / "victim").read_bytes() == b"theirs" and writer.lost_bytes == 4
 
 
-@pytest.mark.parametrize("name", ["file/log", "n" * 300], ids=["below a file", "a name too long"])
-def test_an_impossible_file_loses_only_its_own_data(writer: LogWriter, tmp_path: Path, name: str) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    writer.append(name, b"lost")
-    writer.append("log", b"text")
-    writer.append(name, b"lost too")
-    writer.close()
-    assert (tmp_path / "log").read_bytes() == b"text"
-    assert writer.lost_bytes == 12
-
-
-def test_tries_again_to_make_a_file(writer: LogWriter, tmp_path: Path) -> None:
+def test_an_impossible_file_loses_its_own_data_and_is_tried_again(writer: LogWriter, tmp_path: Path) -> None:
     (tmp_path / "directory").write_bytes(b"")
-    writer.append("directory/log", b"lost")
-    assert writer.flush()
+    for name in ("directory/log", "log", "n" * 300):
+        writer.append(name, b"text")
+    assert writer.flush() and (tmp_path / "log").read_bytes() == b"text"
     (tmp_path / "directory").unlink()
-    writer.append("directory/log", b"text")
+    writer.append("directory/log", b"more")
     writer.close()
-    assert (tmp_path / "directory/log").read_bytes() == b"text" and writer.lost_bytes == 4
+    assert (tmp_path / "directory/log").read_bytes() == b"more" and writer.lost_bytes == 8
 
 
 # Disks that fail
@@ -223,24 +156,13 @@ def test_what_a_full_disk_refuses_is_lost_and_the_rest_is_written(writer: LogWri
     assert (writer.lost_bytes, writer.trouble) == (3, "File too large")
 
 
-def test_counts_bytes_lost_to_a_broken_disk(writer: LogWriter, disk: Disk) -> None:
-    disk.leave()
-    writer.append("log", b"text")
-    assert writer.flush(), "nothing waits any more"
-    writer.append("log", b"more")
-    writer.close()
-    assert writer.lost_bytes == 8
-
-
 # Disks that are slow, or take nothing
 
 
-@pytest.mark.usefixtures("short")
-def test_waits_once_for_a_stalled_disk_and_counts_what_is_lost(
-    writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@short
+def test_waits_once_for_a_stalled_disk_and_counts_what_is_lost(writer: LogWriter, disk: Disk) -> None:
     writer.append("log", b"abc")
-    with when_waited_for(writer, monkeypatch, lambda: None) as waits:
+    with when_waited_for(writer, lambda: None) as waits:
         writer.append("log", b"de")
         assert (writer.lost_bytes, waits) == (0, [])
         writer.append("log", b"gh")
@@ -252,14 +174,14 @@ def test_waits_once_for_a_stalled_disk_and_counts_what_is_lost(
     assert disk.take(6) == b"abcdef"
 
 
-@pytest.mark.usefixtures("short")
-def test_a_piece_may_exceed_capacity(writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    with when_waited_for(writer, monkeypatch, lambda: None) as waits:
+@short
+def test_a_piece_may_exceed_capacity(writer: LogWriter, disk: Disk) -> None:
+    with when_waited_for(writer, lambda: None) as waits:
         writer.append("log", b"abcdefghi")
         assert (disk.take(9), waits, writer.lost_bytes) == (b"abcdefghi", [], 0)
 
 
-@pytest.mark.usefixtures("short")
+@short
 def test_waits_for_a_recovered_disk(writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.append("log", b"abcdef")
     writer.append("log", b"lost")
@@ -269,43 +191,30 @@ def test_waits_for_a_recovered_disk(writer: LogWriter, disk: Disk, monkeypatch: 
     disk.fill()
     writer.append("log", b"ghijkl")
     monkeypatch.setattr(module, "PATIENCE_S", LONG_S)
-    with when_waited_for(writer, monkeypatch, lambda: disk.take(6)) as waits:
+    with when_waited_for(writer, lambda: disk.take(6)) as waits:
         writer.append("log", b"mno")
     assert waits == [LONG_S], "it is waited for"
     assert disk.take(3) == b"mno" and writer.lost_bytes == 4
 
 
-def test_flush_waits_for_a_slow_disk(writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FLUSH_S", LONG_S)
-    writer.append("log", b"text")
-    with when_waited_for(writer, monkeypatch, lambda: disk.take(4)) as waits:
-        assert writer.flush()
-    assert waits == [LONG_S]
-
-
-@pytest.mark.usefixtures("short")
-def test_flush_gives_up_on_a_stalled_disk(writer: LogWriter, disk: Disk) -> None:
-    writer.append("log", b"text")
-    assert not writer.flush()
-    assert writer.lost_bytes == 0, "it may be written still"
-    disk.take(4)
-    assert writer.lost_bytes == 0
-
-
-def test_close_waits_for_a_slow_disk(writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FLUSH_S", LONG_S)
-    writer.append("log", b"one ")
-    writer.append("log", b"two")
+@mock.patch.object(module, "FLUSH_S", LONG_S)
+def test_flush_and_close_wait_for_a_slow_disk(writer: LogWriter, disk: Disk) -> None:
     got: list[bytes] = []
-    with when_waited_for(writer, monkeypatch, lambda: got.append(disk.take(7))):
-        writer.close()
-    assert got == [b"one two"] and writer.lost_bytes == 0
+    for wait in (writer.flush, writer.close):
+        writer.append("log", b"one ")
+        writer.append("log", b"two")
+        with when_waited_for(writer, lambda: got.append(disk.take(7))) as waits:
+            wait()
+        assert waits[0] == LONG_S and got.pop() == b"one two" and writer.lost_bytes == 0
+        if wait == writer.flush:
+            disk.fill()
     assert not any(thread.name == "log-writer" for thread in threading.enumerate())
 
 
-@pytest.mark.usefixtures("short")
-def test_close_counts_what_a_stalled_disk_did_not_take(writer: LogWriter, disk: Disk) -> None:
+@short
+def test_flush_and_close_give_up_on_a_stalled_disk(writer: LogWriter, disk: Disk) -> None:
     writer.append("log", b"abc")
+    assert not writer.flush() and writer.lost_bytes == 0, "it may be written still"
     writer.append("log", b"de")
     writer.close()
     assert writer.lost_bytes == 5
@@ -316,16 +225,17 @@ _appends = st.lists(st.tuples(st.sampled_from(["a", "b", "n/c", "n/d", "m/e"]), 
 
 @given(_appends, st.integers(1, 6))
 @bounded(60)
-def test_all_data_is_in_its_file_in_order(appends: list[tuple[str, bytes]], most_open: int) -> None:
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
-        patch.setattr(module, "MAX_OPEN", most_open)
-        patch.setattr(module, "CAPACITY", 64)
-        patch.setattr(module, "PATIENCE_S", LONG_S)
+def test_all_data_is_in_its_file_in_order_and_few_files_are_open(
+    appends: list[tuple[str, bytes]], most_open: int
+) -> None:
+    limits = mock.patch.multiple(module, MAX_OPEN=most_open, CAPACITY=64, PATIENCE_S=LONG_S, FLUSH_S=LONG_S)
+    with limits, tempfile.TemporaryDirectory() as directory:
         writer = LogWriter(directory)
         for name, data in appends:
             writer.append(name, data)
-        writer.close()
-        assert writer.lost_bytes == 0
+        assert writer.flush() and open_files(directory) <= most_open
         for name in {name for name, _ in appends}:
             expected = b"".join(data for each, data in appends if each == name)
-            assert Path(directory, name).read_bytes() == expected
+            assert not expected or Path(directory, name).read_bytes() == expected
+        writer.close()
+        assert open_files(directory) == 0 and writer.lost_bytes == 0

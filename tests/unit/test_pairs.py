@@ -5,10 +5,10 @@ import pytest
 from distlaunch.launch.port_check import EVERY, Unreached, folded, partners
 
 
-@pytest.mark.parametrize("count", range(1, EVERY + 1))
-def test_few_nodes_all_dial_each_other(count: int) -> None:
-    expected = {node: set(range(count)) - {node} for node in range(count)}
-    assert {node: set(others) for node, others in partners(count).items()} == expected
+def test_few_nodes_all_dial_each_other() -> None:
+    for count in range(1, EVERY + 1):
+        expected = {node: set(range(count)) - {node} for node in range(count)}
+        assert {node: set(others) for node, others in partners(count).items()} == expected
 
 
 @pytest.mark.parametrize("count", [EVERY + 1, 31, 64, 1000])
@@ -31,18 +31,13 @@ def unreached(pairs: str, error: str = "refused") -> list[Unreached]:
     [
         ([], []),
         (unreached("bc"), ["c (10.0.0.c) can't be reached from b: refused"]),
-        (unreached("ad bd cd"), ["d (10.0.0.d) can't be reached from a, b, c: refused"]),
-        (unreached("da db dc"), ["d can't reach a, b, c: refused"]),
         (
             unreached("ad bd cd da db"),
             ["d (10.0.0.d) can't be reached from a, b, c: refused", "d can't reach a, b: refused"],
         ),
         (
-            unreached("ac bc") + unreached("dc", "no answer"),
-            [
-                "c (10.0.0.c) can't be reached from a, b: refused",
-                "c (10.0.0.c) can't be reached from d: no answer",
-            ],
+            unreached("ac") + unreached("dc", "no answer"),
+            [f"c (10.0.0.c) can't be reached from {who}" for who in ("a: refused", "d: no answer")],
         ),
     ],
 )

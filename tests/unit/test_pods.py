@@ -45,11 +45,8 @@ def job(text: str, listed: str = THREE) -> JobSpec:
 
 def test_running_pods_are_nodes_in_natural_order() -> None:
     found = pods_listed(THREE, "app=t", None)
-    assert [(node.host, node.address, node.gpus, node.container) for node in found.nodes] == [
-        ("t-1", "10.0.0.1", 4, "main"),
-        ("t-2", "10.0.0.2", 4, "main"),
-        ("t-10", "10.0.0.3", 4, "main"),
-    ]
+    nodes = [(node.host, node.address, node.gpus, node.container) for node in found.nodes]
+    assert nodes == [(f"t-{name}", f"10.0.0.{last}", 4, "main") for name, last in ((1, 1), (2, 2), (10, 3))]
     assert found.name == "Kubernetes (app=t)"
     assert pods_listed(THREE, "app=t", "sidecar").nodes[0].gpus is None
 
@@ -69,9 +66,8 @@ def test_refuses_a_malformed_pod_list(text: str, told: str) -> None:
 
 
 def test_the_command_lines_of_kubectl() -> None:
-    assert pods_argv("app=t", "ml") == [
-        *("kubectl", "get", "pods", "--selector=app=t", "--namespace=ml", "--output=json")
-    ]
+    words = "kubectl get pods --selector=app=t --namespace=ml --output=json"
+    assert pods_argv("app=t", "ml") == words.split()
     assert exec_words(None, "main") == ("kubectl", "exec", "--stdin", "--container=main", "{host}", "--")
 
 
@@ -79,45 +75,48 @@ def test_a_jobs_nodes_are_pods() -> None:
     section = "launcher: kubernetes\nkubernetes: {selector: app=t, namespace: ml}\n"
     spec = job(f"{section}nodes: 2\nspares: rest")
     words = (*("kubectl", "exec", "--stdin", "--namespace=ml", "--container=main"), "{host}", "--")
-    assert [node.reach for node in spec.pool] == [Kubectl(name, words) for name in ("t-1", "t-2", "t-10")]
-    assert [(node.address, node.gpus) for node in spec.pool] == [
-        (f"10.0.0.{number}", 4) for number in (1, 2, 3)
+    assert [(node.reach, node.address, node.gpus) for node in spec.pool] == [
+        (Kubectl(f"t-{name}", words), f"10.0.0.{last}", 4) for name, last in ((1, 1), (2, 2), (10, 3))
     ]
     assert len(spec.nodes) == 2
     assert job(f"{section}gpus_per_node: 1").nodes[2].gpus == 1
 
 
+SELECTED = "\nkubernetes: {selector: app=t}\n"
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("launcher: kubernetes", "launcher: kubernetes needs kubernetes.selector, such as app=train"),
+        ("", "launcher: kubernetes needs kubernetes.selector, such as app=train"),
         (
-            "launcher: kubernetes\nkubernetes: {selector: app=t}\nnodes: [a]",
-            "nodes: kubernetes.selector selects the pods: remove nodes; to list pods, set launcher.command: ",
+            f"{SELECTED}nodes: [a]",
+            "nodes: kubernetes.selector selects the pods: remove nodes; to list pods, set",
         ),
-        (
-            "launcher: kubernetes\nkubernetes: {selector: app=t}\nnodes: 4",
-            "nodes: the job requests 4 nodes, but Kubernetes (app=t) has 3 nodes",
-        ),
+        (f"{SELECTED}nodes: 4", "nodes: the job requests 4 nodes, but Kubernetes (app=t) has 3 nodes"),
     ],
 )
 def test_refuses_a_job_that_cannot_have_pods(text: str, told: str) -> None:
     with pytest.raises(JobError, match=re.escape(told)):
-        job(text)
+        job(f"launcher: kubernetes{text}")
 
 
 @pytest.mark.parametrize(
-    ("words", "kind"),
-    {
-        'Error from server (NotFound): pods "t-1" not found': Kind.UNRESOLVED,
-        'Error from server (Forbidden): pods "t-1" is forbidden: User "me" cannot create resource': (
-            Kind.TASK_REFUSED
+    ("kind", "words"),
+    [
+        (Kind.UNRESOLVED, 'Error from server (NotFound): pods "t-1" not found'),
+        (
+            Kind.TASK_REFUSED,
+            'Error from server (Forbidden): pods "t-1" is forbidden: User "me" cannot create',
         ),
-        'error: unable to upgrade connection: container not found ("main")': Kind.NODE_DOWN,
-        "Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout": Kind.UNREACHABLE,
-        "error: cannot exec into a container in a completed pod; current phase is Succeeded": Kind.NODE_DOWN,
-    }.items(),
+        (Kind.NODE_DOWN, 'error: unable to upgrade connection: container not found ("main")'),
+        (Kind.UNREACHABLE, "Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout"),
+        (
+            Kind.NODE_DOWN,
+            "error: cannot exec into a container in a completed pod; current phase is Succeeded",
+        ),
+    ],
 )
-def test_understands_kubectl_errors(words: str, kind: Kind) -> None:
-    reach = job("launcher: kubernetes\nkubernetes: {selector: app=t}").nodes[0].reach
+def test_understands_kubectl_errors(kind: Kind, words: str) -> None:
+    reach = job(f"launcher: kubernetes{SELECTED}").nodes[0].reach
     assert reach.failure(ProcessEnd(words, status=1)).kind is kind

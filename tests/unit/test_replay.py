@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,22 +13,14 @@ from distlaunch.job.spec import EnvValue, JobSpec, TorchrunLogs
 from distlaunch.plan.placement import Facts
 from distlaunch.runs.replay import HistoryError, Moment, loaded, replay, typed
 from distlaunch.supervisor.codec import BEGAN, VERSION, beginning, fields_of, without_secrets
-from distlaunch.supervisor.events import AgentUp, LinkEnded
+from distlaunch.supervisor.events import AgentUp, LinkEnded, Suspended
 from distlaunch.transports.failure import Kind, LinkFailure
 from tests.unit.samples import bounded, spec_of
 
-JOB = """
-script: t.py
-gpus_per_node: 0
-nodes: [a, {host: b, gpus: 2, env: {B: 1}, args: [--token=secret, x]}]
-spares: [c]
-restarts: {max: 2}
-timeouts: {join: 5s}
-logs: {console: [0, 1]}
-cpu_binding: ["0-3", "4-7"]
-ssh: {options: [Compression=no]}
-env: {A: b, TOKEN: null, GLOO_SOCKET_IFNAME: null}
-"""
+JOB = """{script: t.py, gpus_per_node: 0, restarts: {max: 2}, timeouts: {join: 5s}, spares: [c],
+nodes: [a, {host: b, gpus: 2, env: {B: 1}, args: [--token=secret, x]}], logs: {console: [0, 1]},
+cpu_binding: ["0-3", "4-7"], ssh: {options: [Compression=no]},
+env: {A: b, TOKEN: null, GLOO_SOCKET_IFNAME: null}}"""
 ENVIRON = {"TOKEN": "secret", "GLOO_SOCKET_IFNAME": "eth7"}
 
 
@@ -45,14 +36,12 @@ def replayed(text: str) -> list[Moment]:
     return list(replay(loaded(text)))
 
 
-def through_json(value: Any) -> Any:
-    return json.loads(json.dumps(value))
-
-
 def test_a_job_survives_its_history_without_secrets() -> None:
     spec = spec_of(JOB, ENVIRON)
     text = first_line(spec)
     assert "secret" not in text
+    assert {"limits", "ssh"} <= json.loads(text)["spec"].keys()
+    assert not {"limits", "ssh"} & json.loads(PLAIN)["spec"].keys(), "defaults are not written down"
     assert "eth7" in text, "the supervisor judges the names of interfaces"
     assert first_line(replayed(text)[0].state.spec) == text
     assert without_secrets(spec).program.env["TOKEN"] == EnvValue("", inherited=True)
@@ -65,15 +54,12 @@ def test_a_torchrun_job_survives_its_history() -> None:
     assert replayed(first_line(spec))[0].state.spec == spec
 
 
-def test_defaults_are_not_written_down() -> None:
-    fields: Mapping[str, Any] = beginning(spec_of("script: t.py"), 0.5)["spec"]
-    assert "timeouts" not in fields
-    assert "ssh" not in fields
-
-
 def test_an_exit_survives_json() -> None:
     event = WorkerExited(0, 1, -9, 12.5, {"message": "m", "callstack": "c"}, 1, (5, 6), "said")
-    assert typed(WorkerExited, through_json(fields_of(event))) == event
+    assert typed(WorkerExited, json.loads(json.dumps(fields_of(event)))) == event
+
+
+PLAIN = first_line(spec_of("script: t.py"))
 
 
 @pytest.mark.parametrize(
@@ -82,14 +68,12 @@ def test_an_exit_survives_json() -> None:
         ([], "line 1: expected a run in format"),
         ([line("AgentUp")], "line 1: expected a run in format"),
         ([line(BEGAN, version=VERSION + 1)], f"expected a run in format {VERSION}"),
-        ([first_line(spec_of("script: t.py")), line("Nonsense")], "line 2: unknown event: 'Nonsense'"),
-        ([first_line(spec_of("script: t.py")), line("Swept", node="a")], "line 2: Swept: "),
-        ([first_line(spec_of("script: t.py")), line("Swept")], "line 2: Swept: "),
-        (
-            [first_line(spec_of("script: t.py")), line("Interrupted", signum=2, node="a")],
-            "Interrupted: .*'a'",
-        ),
-        ([first_line(spec_of("script: t.py")), "{", line("TimerDue", timer="job")], "line 2: not JSON"),
+        ([PLAIN, line("Nonsense")], "line 2: unknown event: 'Nonsense'"),
+        ([PLAIN, line("Swept", node="a")], "line 2: Swept: "),
+        ([PLAIN, line("Swept")], "line 2: Swept: "),
+        ([PLAIN, line("RanksJoined", node=0, local_ranks=3)], "line 2: RanksJoined: "),
+        ([PLAIN, line("Interrupted", signum=2, node="a")], "Interrupted: .*'a'"),
+        ([PLAIN, "{", line("TimerDue", timer="job")], "line 2: not JSON"),
     ],
 )
 def test_refuses_what_is_not_a_history(lines: list[str], words: str) -> None:
@@ -98,8 +82,8 @@ def test_refuses_what_is_not_a_history(lines: list[str], words: str) -> None:
 
 
 def test_ignores_a_truncated_last_line() -> None:
-    text = first_line(spec_of("script: t.py")) + "\n" + line("Interrupted", signum=2)[:-9]
-    assert [moment.event for moment in replayed(text)] == [None]
+    text = "\n".join([PLAIN, line("Suspended", for_s=5), line("Interrupted", signum=2)[:-9]])
+    assert [moment.event for moment in replayed(text)] == [None, Suspended(5.0)]
 
 
 JSON = st.recursive(
@@ -122,7 +106,9 @@ def test_altered_lines_are_replayed_or_refused(data: st.DataObject) -> None:
     lines = [first_line(spec_of(JOB, ENVIRON)), *told]
     at = data.draw(st.integers(0, len(lines) - 1))
     fields = whole = json.loads(lines[at])
-    while isinstance(fields, dict) and isinstance(inner := fields[name := data.draw(names(fields))], dict):
+    while isinstance(fields, dict) and isinstance(
+        inner := fields[name := data.draw(st.sampled_from([*fields]))], dict
+    ):
         if not inner or data.draw(st.booleans()):
             break
         fields = inner
@@ -130,7 +116,3 @@ def test_altered_lines_are_replayed_or_refused(data: st.DataObject) -> None:
     lines[at] = json.dumps(whole)
     with contextlib.suppress(HistoryError):
         replayed("\n".join(lines))
-
-
-def names(fields: Mapping[str, Any]) -> st.SearchStrategy[str]:
-    return st.sampled_from([*fields])

@@ -14,26 +14,26 @@ from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import Invocation
 from distlaunch.transports.ssh import Ssh
 
+USUAL = [
+    ("job.yaml", RunOptions("job.yaml")),
+    ("-", RunOptions("-")),
+    ("-q job.yaml --json", RunOptions("job.yaml", quiet=True, as_json=True)),
+    ("job.yaml --set a=-1 --set b=c=d", RunOptions("job.yaml", overrides=("a=-1", "b=c=d"))),
+    ("job.yaml -- -q --set x", RunOptions("job.yaml", args=("-q", "--set", "x"))),
+    ("-d --view job.yaml", RunOptions("job.yaml", detach=True, view=True)),
+    ("--fold job.yaml --set a=1", RunOptions("job.yaml", overrides=("a=1", "logs.fold=true"))),
+]
 
-@pytest.mark.parametrize(
-    ("line", "options"),
-    [
-        ("job.yaml", RunOptions("job.yaml")),
-        ("-", RunOptions("-")),
-        ("-q job.yaml --json", RunOptions("job.yaml", quiet=True, as_json=True)),
-        ("job.yaml --set a=-1 --set b=c=d", RunOptions("job.yaml", overrides=("a=-1", "b=c=d"))),
-        ("job.yaml -- -q --set x", RunOptions("job.yaml", args=("-q", "--set", "x"))),
-        ("-d --view job.yaml", RunOptions("job.yaml", detach=True, view=True)),
-        ("--fold job.yaml --set a=1", RunOptions("job.yaml", overrides=("a=1", "logs.fold=true"))),
-    ],
-)
+
+@pytest.mark.parametrize(("line", "options"), USUAL)
 def test_reads_usual_command_lines(line: str, options: RunOptions) -> None:
     assert plain_options(line.split()) == options
 
 
-@pytest.mark.parametrize(
-    "line", ["", "a b", "job.yaml lr=1", "--help", "job.yaml --set", "job.yaml --set x", "-dq j", "j --on h"]
-)
+UNUSUAL = ["", "a b", "job.yaml lr=1", "--help", "job.yaml --set", "job.yaml --set x", "-dq j", "j --on h"]
+
+
+@pytest.mark.parametrize("line", UNUSUAL)
 def test_leaves_unusual_command_lines_to_typer(line: str) -> None:
     assert plain_options(line.split()) is None
 
@@ -55,59 +55,42 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("path", "typed", "text"),
-    [
-        ("sub/t.py", Typed(ranks=4), "name: t\nscript: sub/t.py\nprocs_per_node: 4\nargs: [--lr, '1']"),
-        (None, Typed("pkg.t"), "name: pkg.t\nmodule: pkg.t\nargs: [--lr, '1']"),
-        (
-            "t.py",
-            Typed(hosts="a,me@b[1-3]", ranks=8),
-            "name: t\nnodes: [a, me@b1, me@b2, me@b3]\nscript: t.py\nprocs_per_node: 2\nargs: [--lr, '1']",
-        ),
-    ],
-)
-def test_a_command_line_is_the_same_as_a_job_file(
-    here: Path, path: str | None, typed: Typed, text: str
-) -> None:
-    (here / "job.yaml").write_text(f"{text}\ntimeouts: {{job: 1h}}")
-    job, file = load_job(path, ["timeouts.job=1h"], ["--lr", "1"], typed), load_job("job.yaml")
+ON_HOSTS = "name: t\nscript: t.py\nnodes: [a, me@b1, me@b2]"
+
+
+SAME = [
+    ("sub/t.py", Typed(ranks=4), "name: t\nscript: sub/t.py\nprocs_per_node: 4"),
+    (None, Typed("pkg.t"), "name: pkg.t\nmodule: pkg.t"),
+    ("t.py", Typed(hosts="a,me@b[1-2]", ranks=6), f"{ON_HOSTS}\nprocs_per_node: 2"),
+]
+
+
+@pytest.mark.parametrize(("path", "typed", "text"), SAME)
+def test_a_line_is_the_same_as_a_job_file(here: Path, path: str | None, typed: Typed, text: str) -> None:
+    (here / "job.yaml").write_text(f"{text}\nargs: [--lr, '1']\ntimeouts: {{job: 1h}}")
     paths: dict[str, Any] = {"source": "", "places": {}, "invocation": Invocation()}
-    assert job._replace(**paths) == file._replace(**paths)
+    file = load_job("job.yaml")._replace(**paths)
+    assert load_job(path, ["timeouts.job=1h"], ["--lr", "1"], typed)._replace(**paths) == file
     load_job(path, ["timeouts.job=1h"], ["--lr", "1"], typed._replace(save="saved.yaml"))
-    assert load_job("saved.yaml")._replace(**paths) == file._replace(**paths)
+    assert load_job("saved.yaml")._replace(**paths) == file
 
 
-@pytest.mark.parametrize(
-    ("typed", "setting", "words"),
-    [
-        (
-            Typed(ranks=3),
-            "nodes=2",
-            "-n 3: the job would have 2 ranks on 2 nodes; choose another number",
-        ),
-        (
-            Typed(ranks=2),
-            "nodes=[{host: a, procs: 3}]",
-            "-n 2: the job would have 3 ranks on 1 node; choose another number",
-        ),
-        (Typed(hosts="a,b"), "nodes=1", "-H and --set nodes both set the nodes"),
-        (Typed(ranks=2), "procs_per_node=3", "-n and --set procs_per_node both set the ranks"),
-        (Typed(save="/job.yaml"), "nodes=1", "--save /job.yaml: save the job in "),
-        (Typed(save="t.py"), "nodes=1", "--save t.py: File exists"),
-        (Typed(hosts="-o"), "name=x", "-H: a host name can't begin with a dash"),
-        (Typed(hosts="a,a"), "name=x", "-H: nodes[1]: a is listed twice"),
-        (Typed(hosts="a:22"), "name=x", "for a port, use ssh_config or nodes: [{host: a, port: 22}]"),
-        (
-            Typed(hosts="a:2,b:4", ranks=8),
-            "name=x",
-            "-n 8: the job would have 6 ranks on 2 nodes; choose another number",
-        ),
-    ],
-)
-def test_refuses_a_command_line_that_no_job_file_can_express(
-    here: Path, typed: Typed, setting: str, words: str
-) -> None:
+REFUSED = [
+    (Typed(ranks=3), "nodes=2", "-n 3: the job would have 2 ranks on 2 nodes; choose another number"),
+    (Typed(ranks=2), "nodes=[{host: a, procs: 3}]", "-n 2: the job would have 3 ranks on 1 node"),
+    (Typed(hosts="a,b"), "nodes=1", "-H and --set nodes both set the nodes"),
+    (Typed(ranks=2), "procs_per_node=3", "-n and --set procs_per_node both set the ranks"),
+    (Typed(save="/job.yaml"), "nodes=1", "--save /job.yaml: save the job in "),
+    (Typed(save="t.py"), "nodes=1", "--save t.py: File exists"),
+    (Typed(hosts="-o"), "name=x", "-H: a host name can't begin with a dash"),
+    (Typed(hosts="a,a"), "name=x", "-H: nodes[1]: a is listed twice"),
+    (Typed(hosts="a:22"), "name=x", "for a port, use ssh_config or nodes: [{host: a, port: 22}]"),
+    (Typed(hosts="a:2,b:4", ranks=8), "name=x", "-n 8: the job would have 6 ranks on 2 nodes"),
+]
+
+
+@pytest.mark.parametrize(("typed", "setting", "words"), REFUSED)
+def test_refuses_what_no_job_file_can_express(here: Path, typed: Typed, setting: str, words: str) -> None:
     (here / "t.py").touch()
     with pytest.raises(DistlaunchError, match=re.escape(words)):
         load_job("t.py", [setting], (), typed)
@@ -124,10 +107,5 @@ def test_a_host_on_the_command_line_keeps_its_settings_in_the_job_file(here: Pat
     (here / "job.yaml").write_text(f"script: t.py\nnodes: {nodes}\nprocs_per_node: 1\n")
     first, second = load_job("job.yaml", (), (), Typed(hosts="new,gpu2:4")).nodes
     assert (first.label, first.address, first.procs) == ("new", None, 1)
-    assert (second.label, second.address, second.env["A"].text, second.procs) == (
-        "gpu2",
-        "10.0.0.1",
-        "1.0",
-        4,
-    )
-    assert second.reach == Ssh("gpu2", "me")
+    assert (second.label, second.address, second.procs) == ("gpu2", "10.0.0.1", 4)
+    assert (second.env["A"].text, second.reach) == ("1.0", Ssh("gpu2", "me"))

@@ -18,17 +18,11 @@ from tests.unit.test_job_keys import KEYS, SECTIONS
 from tests.unit.test_job_mistakes import PLAIN_MISTAKES
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-JOB_FILES = sorted(path for path in CONFIGS.rglob("*.yaml"))
 SCHEMA = jsonschema.Draft202012Validator(json_schema(job_keys()))
 
 
 def errors_of(document: object) -> list[str]:
     return [error.message for error in SCHEMA.iter_errors(document)]
-
-
-@pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: str(path.relative_to(CONFIGS)))
-def test_every_example_job_file_is_valid(path: Path) -> None:
-    assert errors_of(yaml.safe_load(path.read_text())) == []
 
 
 @given(job_documents)
@@ -52,21 +46,17 @@ GOOD = [
     "timeouts: {join: 1.5 h, job: 1h30m, stop: 1m 5.5s}",
     "cpu_binding: cores",
 ]
+EXAMPLES = {str(path.relative_to(CONFIGS)): path.read_text() for path in CONFIGS.rglob("*.yaml")}
 
 
-@pytest.mark.parametrize("text", GOOD)
-def test_good_jobs_are_valid(text: str) -> None:
+@pytest.mark.parametrize("text", [*GOOD, *(pytest.param(text, id=path) for path, text in EXAMPLES.items())])
+def test_good_jobs_and_every_example_are_valid(text: str) -> None:
     assert errors_of(yaml.safe_load(text)) == []
 
 
-@pytest.mark.parametrize("text", PLAIN_MISTAKES)
+@pytest.mark.parametrize("text", [*PLAIN_MISTAKES, "[]", "script"])
 def test_plain_mistakes_are_marked(text: str) -> None:
     assert errors_of(yaml.safe_load(text))
-
-
-def test_a_job_is_a_map() -> None:
-    assert errors_of([])
-    assert errors_of("script")
 
 
 def test_every_key_of_the_reference_is_described_in_the_schema() -> None:

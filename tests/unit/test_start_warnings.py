@@ -24,20 +24,13 @@ def findings(said: Actions) -> list[str]:
 
 
 def interface_findings(
-    env: str = "", backend: str = "gloo", named: tuple[tuple[str, str], ...] = (), node_env: str = ""
+    env: str = "", backend: str = "gloo", named: Any = (), node_env: str = ""
 ) -> list[str]:
     """What is found at the start of a job on three nodes, each of which has the same interfaces."""
-    text = f"""
-nodes: [a, {{host: b, env: {{{node_env}}}}}, c]
-gpus_per_node: 1
-backend: {backend}
-script: x.py
-env: {{{env}}}
-"""
-    job = History(text).to_preparing(gpus=1)
-    routes = [
-        RouteFound(node, MASTER, MASTER, "eth0", f"10.0.0.{node + 1}", HAS, named) for node in (1, 2, 0)
-    ]
+    nodes = f"nodes: [a, {{host: b, env: {{{node_env}}}}}, c]\ngpus_per_node: 1\nbackend: {backend}"
+    job = History(f"{nodes}\nscript: x.py\nenv: {{{env}}}").to_preparing(gpus=1)
+    place = (MASTER, MASTER, "eth0")
+    routes = [RouteFound(node, *place, f"10.0.0.{node + 1}", HAS, named) for node in (1, 2, 0)]
     return findings(job.feed(PortHeld(0, 29400), *routes))
 
 
@@ -56,79 +49,51 @@ NCCL = {
 """What is wrong, and the values of the variable of which it is said."""
 
 
-@pytest.mark.parametrize(
-    ("backend", "value", "why"),
-    [
-        (name, value, why)
-        for name, each in (("gloo", GLOO), ("nccl", NCCL))
-        for why in each
-        for value in each[why]
-    ],
-)
-def test_gloo_takes_whole_names_and_needs_all_nccl_prefixes_and_one(
-    backend: str, value: str, why: str
-) -> None:
-    setting = f"{backend.upper()}_SOCKET_IFNAME"
-    expected = [f"network: a, b, c: {setting}={value}: {why}{WAY}"] if why else []
-    assert interface_findings(f'{setting}: "{value}"', backend) == expected
+@pytest.mark.parametrize(("backend", "reasons"), [("gloo", GLOO), ("nccl", NCCL)], ids=["gloo", "nccl"])
+def test_gloo_takes_whole_names_and_needs_all_nccl_prefixes_and_one(backend: str, reasons: Any) -> None:
+    for why, value in ((why, value) for why, values in reasons.items() for value in values):
+        setting = f"{backend.upper()}_SOCKET_IFNAME"
+        expected = [f"network: a, b, c: {setting}={value}: {why}{WAY}"] if why else []
+        assert interface_findings(f'{setting}: "{value}"', backend) == expected
 
 
 def test_a_setting_counts_for_its_backend_and_its_nodes() -> None:
     assert interface_findings("NCCL_SOCKET_IFNAME: eth9", "gloo") == []
     assert len(interface_findings("GLOO_SOCKET_IFNAME: eth9", "nccl")) == 1
-    own = (("GLOO_SOCKET_IFNAME", "eth9"),)
-    expected = [f"network: a, b, c: GLOO_SOCKET_IFNAME=eth9: no such interface{WAY}"]
-    assert interface_findings(named=own) == expected
+    own, wrong = (("GLOO_SOCKET_IFNAME", "eth9"),), f"GLOO_SOCKET_IFNAME=eth9: no such interface{WAY}"
+    assert interface_findings(named=own) == [f"network: a, b, c: {wrong}"]
     assert interface_findings("GLOO_SOCKET_IFNAME: eth1", named=own) == [], "the job's own wins"
-    expected = [f"network: b: GLOO_SOCKET_IFNAME=eth9: no such interface{WAY}"]
-    assert interface_findings("GLOO_SOCKET_IFNAME: eth0", node_env="GLOO_SOCKET_IFNAME: eth9") == expected
+    found = interface_findings("GLOO_SOCKET_IFNAME: eth0", node_env="GLOO_SOCKET_IFNAME: eth9")
+    assert found == [f"network: b: {wrong}"]
 
 
 # GPUs
 
 
-def gpu_findings(keys: str, *visible: int) -> list[str]:
-    """What is found at the start of a job on three nodes, which show so many GPUs each."""
-    job = History(f"script: t.py\nprocs_per_node: 2\nnodes: [a, b, c]\n{keys}")
-    job.feed(*(up(node, gpus) for node, gpus in enumerate(visible)), PortHeld(0, 29400))
-    job.feed(*(RouteFound(node, MASTER, MASTER, "eth0") for node in (1, 2, 0)))
-    return findings(job.actions)
+UNSEEN = "the job file requests 2 GPUs, but none is visible on the node"
 
 
 @pytest.mark.parametrize(
     ("keys", "visible", "told"),
     [
-        (
-            "gpus_per_node: 2",
-            (0, 0, 0),
-            ["devices: a, b, c: the job file requests 2 GPUs, but none is visible on the node"],
-        ),
-        (
-            "gpus_per_node: 1",
-            (1, 0, 1),
-            ["devices: b: the job file requests 1 GPU, but none is visible on the node"],
-        ),
+        ("gpus_per_node: 2", (0, 0, 0), [f"devices: a, b, c: {UNSEEN}"]),
+        ("gpus_per_node: 1", (1, 0, 1), [f"devices: b: {UNSEEN.replace('2 GPUs', '1 GPU')}"]),
         ("gpus_per_node: 8", (8, 4, 8), ["devices: b: 4 GPUs instead of 8"]),
-        (
-            "gpus_per_node: 2",
-            (1, 0, 1),
-            ["devices: a, c: 1 GPU instead of 2"],
-        ),
+        ("gpus_per_node: 2", (1, 0, 1), ["devices: a, c: 1 GPU instead of 2"]),
         ("gpus_per_node: 2", (2, 2, 8), []),
         ("gpus_per_node: 0", (0, 0, 0), []),
         ("gpus_per_node: auto", (0, 0, 0), []),
-        (
-            "gpus_per_node: 2\nbackend: nccl",
-            (0, 2, 2),
-            ["devices: a: the job file requests 2 GPUs, but none is visible on the node"],
-        ),
+        ("gpus_per_node: 2\nbackend: nccl", (0, 2, 2), [f"devices: a: {UNSEEN}"]),
         ("gpus_per_node: 2\nenv: {CUDA_VISIBLE_DEVICES: '0,1'}", (0, 0, 0), []),
     ],
 )
 def test_some_missing_gpus_end_the_job_and_hidden_ones_are_a_warning(
     keys: str, visible: tuple[int, ...], told: list[str]
 ) -> None:
-    assert gpu_findings(keys, *visible) == told
+    job = History(f"script: t.py\nprocs_per_node: 2\nnodes: [a, b, c]\n{keys}")
+    job.feed(*(up(node, gpus) for node, gpus in enumerate(visible)), PortHeld(0, 29400))
+    job.feed(*(RouteFound(node, MASTER, MASTER, "eth0") for node in (1, 2, 0)))
+    assert findings(job.actions) == told
 
 
 # Programs and directories
@@ -160,9 +125,7 @@ def prepared(place: Any, keys: str = "", **parts: Any) -> History:
         ({**PLACE, "unrecorded": "no room"}, 126, "place: b: no room"),
     ],
 )
-def test_what_a_rank_cannot_start_without_ends_the_job_before_any_does(
-    place: Any, status: int, words: str
-) -> None:
+def test_what_a_rank_cannot_start_without_ends_the_job(place: Any, status: int, words: str) -> None:
     job = prepared(place)
     assert (job.state.outcome, findings(job.actions)) == (status, [words])
     assert job.actions.count_of(Close(1, 10.0)) == 1
@@ -181,32 +144,22 @@ def test_the_rest_is_one_warning() -> None:
 @pytest.mark.parametrize(("keys", "count"), [("", 1), ("python: python3.12\n", 0)])
 def test_names_a_node_where_another_python_takes_the_place_of_a_missing_one(keys: str, count: int) -> None:
     job = History(f"script: x.py\nnodes: [a, b]\ngpus_per_node: 0\n{keys}")
-    other = up(1)
-    job.feed(
-        up(0), other._replace(facts=other.facts._replace(python="/usr/bin/python3.11")), PortHeld(0, 29400)
-    )
-    job.feed(seen(1), seen(0))
-    words = (
-        f"software: b: its ranks run with /usr/bin/python3.11, but those on a with {up(0).facts.python} · "
-    )
-    assert [said.startswith(words) for said in texts(job.actions, "warning")] == [True] * count
+    first, other = up(0), up(1)
+    other = other._replace(facts=other.facts._replace(python="/usr/bin/python3.11"))
+    job.feed(first, other, PortHeld(0, 29400), seen(1), seen(0))
+    words = f"software: b: its ranks run with /usr/bin/python3.11, but those on a with {first.facts.python}"
+    assert [said.startswith(f"{words} · ") for said in texts(job.actions, "warning")] == [True] * count
 
 
-@pytest.mark.parametrize("junk", [1, "x", {}, {"disks": 1, "exists": True}, {"exists": True, "digest": {}}])
-def test_facts_of_any_type_are_survived(junk: Any) -> None:
-    prepared(junk, limits=junk, devices=junk, network=junk, software=junk, load=junk)
+def test_facts_of_any_type_are_survived() -> None:
+    for junk in (1, "x", {}, {"disks": 1, "exists": True}, {"exists": True, "digest": {}}):
+        prepared(junk, limits=junk, devices=junk, network=junk, software=junk, load=junk)
 
 
-def test_parts_to_skip_are_neither_asked_for_nor_judged() -> None:
-    job = prepared(NO_SCRIPT, "checks: {skip: [place]}")
-    assert job.actions.count_of(StartWorkers(1)) == 1
-    job = prepared(NO_SCRIPT, "checks: {skip: all}")
-    assert needs_of(job.state, 1) is None
-
-
-def test_a_node_is_asked_once() -> None:
-    job = prepared(PLACE)
-    assert needs_of(job.state, 1) is None
+def test_parts_to_skip_are_neither_asked_for_nor_judged_and_a_node_is_asked_once() -> None:
+    assert prepared(NO_SCRIPT, "checks: {skip: [place]}").actions.count_of(StartWorkers(1)) == 1
+    assert needs_of(prepared(NO_SCRIPT, "checks: {skip: all}").state, 1) is None
+    assert needs_of(prepared(PLACE).state, 1) is None
     fresh = History("script: x.py\nworkdir: /w\nnodes: [a, b]\nenv: {TMPDIR: t}")
     assert needs_of(fresh.state, 1) == Needs("/w", "/w/x.py", "t")
 

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from distlaunch.agent.messages import RanksLag
-from distlaunch.agent.messages import StartWorkers as Start
+from distlaunch.agent.messages import RanksLag, StartWorkers
 from distlaunch.cli.tables import print_plan
 from distlaunch.contract import RESERVED
 from distlaunch.diagnosis.exits import Raised, Words, split_launcher, words_of
@@ -46,42 +45,34 @@ def test_the_command_line_of_torchs_agent() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("rendezvous", "more", "flags"),
-    [
-        ("endpoint: 'e:1', id: mine", "", {"--rdzv-id=mine-2", "--rdzv-endpoint=e:1"}),
-        ("endpoint: 'e:1'", "role: r\nvirtual_local_rank: true", {"--role=r", "--virtual-local-rank"}),
-        (
-            "endpoint: '[fd00::1]:2379', conf: {last_call_timeout: 5}",
-            *("", {"--rdzv-endpoint=[fd00::1]:2379", "--rdzv-conf=join_timeout=600,last_call_timeout=5"}),
-        ),
-    ],
-)
-def test_keys_become_flags_of_torchs_agents(rendezvous: str, more: str, flags: set[str]) -> None:
+KEYS = [
+    ("endpoint: 'e:1', id: mine", "", "--rdzv-id=mine-2 --rdzv-endpoint=e:1"),
+    ("endpoint: 'e:1'", "role: r\nvirtual_local_rank: true", "--role=r --virtual-local-rank"),
+    ("endpoint: '[::1]:2', conf: {a: 5}", "", "--rdzv-endpoint=[::1]:2 --rdzv-conf=join_timeout=600,a=5"),
+]
+
+
+@pytest.mark.parametrize(("rendezvous", "more", "flags"), KEYS)
+def test_keys_become_flags_of_torchs_agents(rendezvous: str, more: str, flags: str) -> None:
     plan = plan_of(f"rendezvous: {{backend: etcd-v2, {rendezvous}}}", ABC, more)
-    assert flags <= set(argv_of(plan, 0, restarts=2))
+    assert {*flags.split()} <= {*argv_of(plan, 0, restarts=2)}
 
 
-@pytest.mark.parametrize(
-    ("program", "words"),
-    [
+def test_starts_modules_and_commands() -> None:
+    for program, words in (
         ("module: pkg.train", ["--module", "--", "pkg.train", "x"]),
         ("command: [/bin/a.out, -v]", ["--no-python", "--", "/bin/a.out", "-v", "x"]),
-    ],
-)
-def test_starts_modules_and_commands(program: str, words: list[str]) -> None:
-    argv = argv_of(plan_of(ETCD, "args: [x]", script=program, nodes=1), 0, "127.0.0.1")
-    assert argv[-len(words) :] == words
+    ):
+        argv = argv_of(plan_of(ETCD, "args: [x]", script=program, nodes=1), 0, "127.0.0.1")
+        assert argv[-len(words) :] == words
 
 
 def test_leaves_the_contract_to_torch() -> None:
     plan = plan_of(ETCD, ABC, "env: {A: b}")
     (agent,) = workers(plan, plan.nodes[0], meeting_of(plan, "run-1", [29444]), "eth0", "10.0.0.1")
     assert set(agent.contract) & RESERVED == {"DISTLAUNCH_BACKEND"} == set(agent.contract)
-    assert agent.env["A"].text == "b"
-    assert agent.defaults["GLOO_SOCKET_IFNAME"] == "eth0"
-    assert agent.defaults["OMP_NUM_THREADS"] == "1"
-    assert agent.temporary == ("PET_LOG_DIR",)
+    assert (agent.env["A"].text, agent.temporary) == ("b", ("PET_LOG_DIR",))
+    assert agent.defaults.items() >= {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}.items()
 
 
 def test_each_of_torchs_ranks_needs_a_gpu_for_nccl() -> None:
@@ -96,8 +87,7 @@ def test_dry_run_prints_torch_agents(capfd: pytest.CaptureFixture[str]) -> None:
     plan = plan_of(ETCD, ABC, "restarts: {max: 3}")
     planned = planned_workers(plan)
     shell, torchrun = shell_text(plan, planned), torchrun_text(plan, 29444)
-    assert shell.count("torch.distributed.run --nnodes=3") == 3
-    assert "MASTER_ADDR" not in shell
+    assert (shell.count("torch.distributed.run --nnodes=3"), shell.count("MASTER_ADDR")) == (3, 0)
     assert torchrun.count("exec torchrun --nnodes=3 --nproc-per-node=2 --rdzv-backend=etcd-v2") == 3
     assert torchrun.count("--rdzv-id=job ") == torchrun.count("--max-restarts=3") == 3
     (agent,) = plan_document(plan, planned)["nodes"][2]["workers"]
@@ -106,8 +96,7 @@ def test_dry_run_prints_torch_agents(capfd: pytest.CaptureFixture[str]) -> None:
     assert "MASTER_PORT" not in agent["env"]
     print_plan(plan, "table")
     table = capfd.readouterr().out
-    assert "job: 3 torch agents on 3 nodes, gloo" in table
-    assert "etcd at etcd:2379" in table
+    assert "job: 3 torch agents on 3 nodes, gloo" in table and "etcd at etcd:2379" in table
 
 
 def test_c10d_means_the_same_as_static() -> None:
@@ -125,10 +114,7 @@ WRONG = [
     (f"{ETCD}\nlauncher: mpirun", "launcher: mpirun and torch's own agents (etcd-v2) can't both start"),
     ("rendezvous: {backend: etcd-v2}", "rendezvous.backend: etcd-v2 needs the host:port"),
     ("rendezvous: {backend: etcd-v2, endpoint: etcd}", "rendezvous.endpoint: etcd-v2 needs"),
-    (
-        "rendezvous: {backend: etcd-v2, endpoint: 'e:1', conf: {cert: 'a,b'}}",
-        "rendezvous.conf.cert: expected a non-empty value",
-    ),
+    (ETCD.replace("}", ", conf: {a: 'b,c'}}"), "rendezvous.conf.a: expected a non-empty value"),
     ("rendezvous: {conf: {a: b}}", "rendezvous.conf: conf has an effect only with backend: etcd-v2"),
     ("rendezvous: {backend: c10d, conf: {a: b}}", "rendezvous.conf: conf has an effect only with"),
 ]
@@ -145,33 +131,28 @@ def test_refuses_conflicting_keys_with_their_place(text: str, words: str) -> Non
 
 def test_the_etcd_endpoint_is_not_the_first_node() -> None:
     with pytest.raises(JobError, match=r"nodes\[0\]: localhost is a loopback address"):
-        make_plan(
-            spec_of(f"script: t.py\nnodes: [localhost, b]\n{ETCD}"), dict.fromkeys(range(2), Facts("p", 0))
-        )
+        make_plan(spec_of(f"script: t\nnodes: [localhost, b]\n{ETCD}"), dict.fromkeys((0, 1), Facts("p", 0)))
     assert plan_of("rendezvous: {backend: etcd-v2, endpoint: 'b:2379'}", ABC).master_addr == MASTER
 
 
 # An ordinary job to the supervisor
 
 
-def start_of(node: int, job: Job) -> Start:
-    command = start_command(job.state, node)
-    assert isinstance(command, Start)
-    return command
-
-
 def test_starts_torch_agents_and_restarts_them() -> None:
+    def assert_starts(*flags: str) -> None:
+        command = start_command(job.state, 1)
+        assert isinstance(command, StartWorkers) and command.temporary == ("PET_LOG_DIR",)
+        (spec,) = command.workers
+        assert {*flags} <= {*spec.argv}
+
     job = Job("\n".join([JOB, ABC, ETCD, "min_nodes: 2", RESTARTS])).to_running()
-    first = start_of(1, job)
-    (spec,) = first.workers
-    assert {"--nnodes=3", "--rdzv-id=run-1-0"} <= set(spec.argv)
-    assert first.temporary == ("PET_LOG_DIR",)
+    assert_starts("--nnodes=3", "--rdzv-id=run-1-0")
     said = texts(job.obey(job.feed(exited(1, 0, 1, job.now))), "warning")
     assert said[0].startswith("torch agent 1 (b) failed: exit status 1; restart 1 of 3")
     job.go_on()
-    job.go_on_without(2)
-    (spec,) = start_of(1, job).workers
-    assert {"--nnodes=2", "--rdzv-id=run-1-2"} <= set(spec.argv)
+    job.lose(2)
+    job.go_on()
+    assert_starts("--nnodes=2", "--rdzv-id=run-1-2")
 
 
 def test_leaves_the_join_to_torchs_agents() -> None:
@@ -188,7 +169,6 @@ REPORT = """\
 E1121 05:18:55.000000 812 torch/distributed/elastic/multiprocessing/api.py:1001] failed (exitcode: 1)
 Traceback (most recent call last):
   File "<frozen runpy>", line 198, in _run_module_as_main
-  File "<frozen runpy>", line 88, in _run_code
   File "/venv/lib/python3.11/site-packages/torch/distributed/run.py", line 1009, in <module>
     main()
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
@@ -196,15 +176,10 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 /t.py FAILED
 Failures:
 [1]:
-  time      : 2026-11-21_05:18:55
-  host      : localhost
   rank      : 0 (local_rank: 0)
   exitcode  : -15 (pid: 35)  (SIGTERM)
-  error_file: <N/A>
 Root Cause (first observed failure):
 [0]:
-  time      : 2026-11-21_05:18:55
-  host      : localhost
   rank      : 3 (local_rank: 1)
   exitcode  : {0} (pid: 36)
   error_file: <N/A>
@@ -212,6 +187,7 @@ Root Cause (first observed failure):
     File "/t.py", line 5, in main
 """
 SAD = 'Traceback (most recent call last):\n  File "/t.py", line 5, in <module>\nValueError: sad\n'
+WORDS = Words(traceback=True, raised=Raised("ValueError", "t.py:5", "sad"))
 
 
 @pytest.mark.parametrize(("code", "how"), [("7", "exit status 7"), ("-9", "killed by signal 9 (SIGKILL)")])
@@ -230,25 +206,25 @@ def test_shows_torchs_last_line_if_torch_itself_fails() -> None:
     assert split_launcher(module) == (module, ""), "a module of the user's"
 
 
+def numbered(prefix: str, words: str) -> str:
+    return re.sub("(?m)^", prefix, words.rstrip()) + "\n"
+
+
 def test_shows_the_root_cause_of_the_distlaunch_below_mpirun() -> None:
-    quoted = re.sub("(?m)^", "distlaunch:   | ", SAD.rstrip()) + "\n"
     first = "distlaunch: rank 1 (b) failed first: exit status 1\n"
     rest = "distlaunch: rank 0: stopped by distlaunch\nPrimary job terminated normally, but ..\n"
-    words = SAD + PEER_GONE + first + first + quoted + rest
-    assert split_launcher(words) == (SAD, "root cause: rank 1 (b): exit status 1")
-    assert words_of(1, words) == Words(traceback=True, raised=Raised("ValueError", "t.py:5", "sad"))
-    assert split_launcher(SAD + first + rest) == (SAD, "root cause: rank 1 (b): exit status 1")
+    words = SAD + PEER_GONE + first + first + numbered("distlaunch:   | ", SAD) + rest
+    for said in (words, SAD + first + rest):
+        assert split_launcher(said) == (SAD, "root cause: rank 1 (b): exit status 1")
+    assert words_of(1, words) == WORDS
 
 
 def test_judges_a_torch_agent_by_its_ranks_output() -> None:
     report = REPORT.replace("{0}", "1")
     assert words_of(1, PEER_GONE + report) == Words(traceback=True, peer_gone=True)
-    sad = Words(traceback=True, raised=Raised("ValueError", "t.py:5", "sad"))
-    assert words_of(1, SAD + report) == sad
-    first, other = (
-        re.sub("(?m)^", f"[rank{n}]: ", said.rstrip()) + "\n" for n, said in ((3, SAD), (2, PEER_GONE))
-    )
-    assert words_of(1, first + other + report) == sad
-    assert split_launcher(first + other + report)[0] == first
+    first = numbered("[rank3]: ", SAD)
+    several = first + numbered("[rank2]: ", PEER_GONE) + report
+    assert words_of(1, SAD + report) == words_of(1, several) == WORDS
+    assert split_launcher(several)[0] == first
     signalled = report.partition("torch.distributed.elastic")[0] + "SignalException: got signal: 15\n"
     assert words_of(1, signalled) == Words()

@@ -1,5 +1,6 @@
 """The full-screen view of a run: layout, highlighted ranks, history and keys."""
 
+import itertools
 import re
 from typing import Any
 
@@ -20,24 +21,22 @@ from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.step import begin, step
 from tests.unit.samples import bounded, spec_of
 
-WATCH = "logs: {watch: 'loss ([0-9.a-z]+)'}"
-
 
 class Watched:
     """A picture of a run of so many ranks on each of so many nodes, at a time that the test sets."""
 
-    def __init__(self, nodes: int, procs: int, started: bool = True) -> None:
+    def __init__(
+        self, nodes: int, procs: int, started: bool = True, watch: str = "loss ([0-9.a-z]+)"
+    ) -> None:
         self.now = 1000.0
         self.picture = RunModel(1000.0, lambda: self.now)
-        hosts = ", ".join(f"gpu{number}" for number in range(nodes))
-        shape = f"nodes: [{hosts}]\nlauncher: local\nprocs_per_node: {procs}\ngpus_per_node: 0"
-        self.spec = spec_of(f"command: [x]\n{shape}\n{WATCH}")
+        hosts = [f"gpu{number}" for number in range(nodes)]
+        shape = f"nodes: {hosts}\nprocs_per_node: {procs}\ngpus_per_node: 0"
+        self.spec = spec_of(f"command: [x]\nlauncher: local\n{shape}\nlogs: {{watch: '{watch}'}}")
         self.state, _ = begin(self.spec, 0.0)
         self.picture.began(self.spec, 0.0, 0.0)
-        if started:
-            self.start(nodes, procs)
-
-    def start(self, nodes: int, procs: int) -> None:
+        if not started:
+            return
         self.feed(*(AgentUp(node, Facts("/usr/bin/python3", 0), "h") for node in range(nodes)))
         self.feed(PortHeld(0, 29500))
         self.feed(*(WorkerStarted(node, local, 7, None) for node in range(nodes) for local in range(procs)))
@@ -51,8 +50,7 @@ class Watched:
             self.picture.happened(event, self.state, 1.0)
 
     def say(self, rank: int, text: str, stream: int = 0) -> None:
-        goes_to = self.places[rank, stream]
-        self.picture.printed(Printed(rank, stream, text.encode(), 0, goes_to))
+        self.picture.printed(Printed(rank, stream, text.encode(), 0, self.places[rank, stream]))
 
     def shown(self, width: int = 80, height: int = 24, **wish: Any) -> str:
         return "\n".join(line.plain for line in lines(self.picture, Wish(**wish), Size(width, height)))
@@ -70,23 +68,18 @@ def thousand() -> Watched:
     return watched
 
 
-@bounded(150)
-@given(width=st.integers(1, 300), height=st.integers(1, 120), which=st.integers(0, 2), data=st.data())
-def test_the_screen_fills_the_terminal_exactly(
-    width: int, height: int, which: int, data: st.DataObject, thousand: Watched
-) -> None:
-    watched = (Watched(1, 8), thousand, Watched(2, 1, started=False))[which]
-    wish = Wish(
-        data.draw(st.booleans()),
-        data.draw(st.sampled_from([None, 0, 5, 5000])),
-        data.draw(st.integers(0, 2000)),
-        data.draw(st.integers(0, 3000)),
-        data.draw(st.sampled_from(["", "loss", "nothing like it"])),
-        data.draw(st.booleans()),
-    )
-    shown = lines(watched.picture, wish, Size(width, height))
-    assert len(shown) == height
-    assert all(line.cell_len <= width for line in shown)
+_ranks, _finds = st.sampled_from([None, 0, 5, 5000]), st.sampled_from(["", "loss", "nothing like it"])
+_lines, _shapes = st.integers(0, 3000), st.sampled_from([(1, 8), (2, 1, False), None])
+_wishes = st.builds(Wish, st.booleans(), _ranks, _lines, _lines, _finds, st.booleans())
+
+
+@bounded(100)
+@given(size=st.builds(Size, st.integers(1, 300), st.integers(1, 120)), shape=_shapes, wish=_wishes)
+def test_the_screen_fills_the_terminal(size: Size, shape: Any, wish: Wish, thousand: Watched) -> None:
+    watched = Watched(*shape) if shape else thousand
+    shown = lines(watched.picture, wish, size)
+    assert len(shown) == size.height
+    assert all(line.cell_len <= size.width for line in shown)
 
 
 def test_shows_eight_ranks_completely() -> None:
@@ -97,8 +90,7 @@ def test_shows_eight_ranks_completely() -> None:
         watched.say(rank, f"step 1 loss 0.{rank}\n")
     shown = watched.shown()
     assert "job  RUNNING  3s  8 ranks on 2 nodes" in shown
-    for rank in range(8):
-        assert f"\n{rank}     gpu{rank // 4}  running" in shown
+    assert all(f"\n{rank}     gpu{rank // 4}  running" in shown for rank in range(8))
     assert re.search(r"\n3 +gpu0 +running +36% +3M +3% +1G +0s +0.3 ", shown)
 
 
@@ -107,9 +99,6 @@ def test_folds_a_thousand_ranks_by_node(thousand: Watched) -> None:
     assert "1000 ranks on 125 nodes" in shown
     assert re.search(r"\n0-7 +gpu0 +running +99% +8G +90% +320G +0s ", shown)
     assert re.search(r"\nand \d+ more nodes \(\d+ ranks\)", shown)
-
-
-def test_counts_a_single_hidden_node() -> None:
     assert "\nand 1 more node (1 rank)" in Watched(1, 1).shown(80, 8)
 
 
@@ -119,25 +108,21 @@ def test_enter_opens_the_log_of_the_highlighted_line(size: Size) -> None:
     watched = Watched(8, 8)
     watched.feed(RanksStalled(7, (3,), ()), RanksStalled(2, (4,), ()))
     for cursor in range(80):
-        wish = Wish(cursor=cursor)
-        drawn = lines(watched.picture, wish, size)
+        drawn = lines(watched.picture, Wish(cursor=cursor), size)
         (chosen,) = (line for line in drawn if any(span.style == "reverse" for span in line.spans))
         first = int(re.split(r"\D", chosen.plain)[0])
-        assert row_at(watched.picture, wish, size) == first
+        assert row_at(watched.picture, Wish(cursor=cursor), size) == first
 
 
-@pytest.mark.parametrize("width", [75, 80, 87, 95, 200])
-@pytest.mark.parametrize("leaving", ["quit", "stop the run"])
-def test_shows_what_q_does_on_any_usual_terminal(width: int, leaving: str) -> None:
-    last = lines(Watched(1, 1).picture, Wish(), Size(width, 24), leaving)[-1].plain
-    assert last.endswith(f"q {leaving}")
+def test_shows_what_q_does_on_any_usual_terminal() -> None:
+    picture = Watched(1, 1).picture
+    for width, leaving in itertools.product((75, 80, 87, 95, 200), ("quit", "stop the run")):
+        assert lines(picture, Wish(), Size(width, 24), leaving)[-1].plain.endswith(f"q {leaving}")
 
 
 @pytest.mark.parametrize("numbers", [("inf", "-inf"), ("1.7e308", "1.7e308")])
 def test_numbers_without_a_mean_are_harmless(numbers: tuple[str, str]) -> None:
-    watched = Watched(20, 2)
-    watched.spec = spec_of("command: [x]\nlogs: {watch: 'loss (.*)'}")
-    watched.picture.began(watched.spec, 0.0, 0.0)
+    watched = Watched(20, 2, watch="loss (.*)")
     for rank, number in enumerate(numbers):
         watched.say(rank, f"loss {number}\n")
     assert re.search(r"\n0-1 +gpu0 .* (nan|inf) ", watched.shown())
@@ -169,13 +154,9 @@ def test_the_log_can_be_filtered_searched_and_scrolled() -> None:
     watched = Watched(1, 2)
     for number in range(100):
         watched.say(number % 2, f"line {number}\n")
-    assert "line 99" in watched.shown()
-    assert "line 99" not in watched.shown(rank=0)
-    assert "line 98" in watched.shown(rank=0)
-    found = watched.shown(find="LINE 7")
-    assert "line 79" in found
-    assert "line 80" not in found
-    assert "line 99" not in watched.shown(back=50)
+    assert "line 99" in watched.shown() and "line 99" not in watched.shown(back=50)
+    assert "line 98" in (of_one := watched.shown(rank=0)) and "line 99" not in of_one
+    assert "line 79" in (found := watched.shown(find="LINE 7")) and "line 80" not in found
     assert "line 0\n" in watched.shown(back=100000)
 
 
@@ -183,39 +164,36 @@ def test_the_history_shows_messages_and_attempts() -> None:
     watched = Watched(1, 2)
     watched.picture.message(ShowMessage("warning", "host2 was lost\nits agent died"), 61.0)
     shown = watched.shown(history=True)
-    assert re.search(r"attempt 0: 2 ranks on 1 node\b", shown)
-    assert "61s  host2 was lost" in shown
+    assert re.search(r"attempt 0: 2 ranks on 1 node\b", shown) and "61s  host2 was lost" in shown
 
 
 def test_escape_sequences_of_ranks_do_not_reach_the_terminal() -> None:
     watched = Watched(1, 1)
     watched.say(0, "\x1b[2J\x1b]0;title\x07\x1b[31mred\x1b[0m\r50%\rdone\n")
-    shown = watched.shown()
-    assert "\x1b" not in shown
-    assert "done" in shown
+    assert "done" in (shown := watched.shown()) and "\x1b" not in shown
 
 
-@pytest.mark.parametrize(
-    ("keys", "wanted"),
-    [
-        (["down", "down", "up"], Wish(cursor=1)),
-        (["j", "k", "k"], Wish(cursor=0)),
-        (["enter"], Wish(rank=3)),
-        (["enter", "a"], Wish()),
-        (["h"], Wish(history=True)),
-        (["h", "h"], Wish()),
-        (["/", "q", "h", "backspace", "enter"], Wish(find="q")),
-        (["/", "x", "escape"], Wish()),
-        (["page up", "page up", "page down"], Wish(back=10)),
-        (["ö", "F1"], Wish()),
-        (["q"], None),
-    ],
-)
-def test_keys_change_what_is_shown(keys: list[str], wanted: Wish | None) -> None:
+KEYS: list[tuple[str, Wish | None]] = [
+    ("down down up", Wish(cursor=1)),
+    ("j k k", Wish(cursor=0)),
+    ("enter", Wish(rank=3)),
+    ("enter a", Wish()),
+    ("h", Wish(history=True)),
+    ("h h", Wish()),
+    ("/ q h backspace enter", Wish(find="q")),
+    ("/ x escape", Wish()),
+    ("page_up page_up page_down", Wish(back=10)),
+    ("ö F1", Wish()),
+    ("q", None),
+]
+
+
+@pytest.mark.parametrize(("keys", "wanted"), KEYS)
+def test_keys_change_what_is_shown(keys: str, wanted: Wish | None) -> None:
     wish: Wish | None = Wish()
-    for key in keys:
+    for key in keys.split():
         assert wish is not None
-        wish = after(wish, key, 3)
+        wish = after(wish, key.replace("_", " "), 3)
     assert wish == wanted
 
 
@@ -229,10 +207,9 @@ def test_a_sparkline_has_at_most_its_width(values: list[float], width: int) -> N
 
 
 def test_a_pattern_that_backtracks_is_given_up_and_said_so() -> None:
-    watched = Watched(1, 1)
-    watched.picture.began(spec_of("command: [x]\nlogs: {watch: '(a+)+$'}"), 0.0, 0.0)
-    watched.say(0, "a" * 60 + "!\n")
-    watched.say(0, "a" * 60 + "!\n")
+    watched = Watched(1, 1, watch="(a+)+$")
+    for _ in range(2):
+        watched.say(0, "a" * 60 + "!\n")
     assert "logs.watch: the pattern takes more than 0.5 s on a line" in watched.shown(width=150, history=True)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -9,9 +10,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.harness import program
+from tests.harness import ROOT, distlaunch_argv, program
 
-ROOT = Path(__file__).resolve().parents[2]
 TICKS = os.sysconf("SC_CLK_TCK")
 LIMIT_S = 120.0
 
@@ -39,26 +39,15 @@ def run(directory: Path, nodes: int, procs: int = 8, wide: str = "end", *words: 
         f"command: ['true']\nnodes: {nodes}\nprocs_per_node: {procs}\ngpus_per_node: 0\nbackend: gloo\n"
         "timeouts: {connect: 4m}\n"
     )
-    gate, fails = directory / "gate", wide.startswith("fail")
-    if fails:
-        os.mkfifo(gate)
-    environ = {
-        **os.environ,
-        "PATH": f"{directory}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "WIDE": wide,
-        **({"WIDE_GATE": str(gate)} if fails else {}),
-        "SLURM_JOB_ID": "1",
-        "SLURM_JOB_NODELIST": f"n[0001-{nodes:04}]",
-        "SLURM_CONF": "/dev/null",
-    }
-    argv = [sys.executable, "-m", "distlaunch", "run", str(job), *words]
+    os.mkfifo(gate := directory / "gate")
+    path = {"PATH": f"{directory}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    slurm = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": f"n[0001-{nodes:04}]", "SLURM_CONF": "/dev/null"}
+    environ = {**os.environ, **path, **slurm, "WIDE": wide, "WIDE_GATE": str(gate)}
+    argv, null = distlaunch_argv("run", str(job), *words), subprocess.DEVNULL
     began = time.monotonic()
     with (directory / "stderr").open("wb") as err:
-        child = subprocess.Popen(
-            argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err, cwd=directory
-        )
-    if fails:
+        child = subprocess.Popen(argv, env=environ, cwd=directory, stdin=null, stdout=null, stderr=err)
+    if wide.startswith("fail"):
         _await_ranks(child, directory / "runs", nodes * procs)
         os.close(os.open(gate, os.O_RDWR | os.O_NONBLOCK))  # it waits for nobody who might have ended
     memory = _watched(child)
@@ -85,9 +74,8 @@ def _await_ranks(child: "subprocess.Popen[bytes]", runs: Path, count: int) -> No
 
 
 def _stopping(runs: Path) -> float | None:
-    events = [
-        json.loads(line) for path in runs.glob("*/events.jsonl") for line in path.read_text().splitlines()
-    ]
+    lines = (line for path in runs.glob("*/events.jsonl") for line in path.read_text().splitlines())
+    events = [json.loads(line) for line in lines]
     failed = [event["t"] for event in events if event.get("event") == "WorkerExited" and event["status"]]
     return events[-1]["t"] - min(failed) if failed else None
 
@@ -98,9 +86,8 @@ def _watched(child: "subprocess.Popen[bytes]") -> float:
     while _runs(child):
         if time.monotonic() > deadline:
             child.kill()
-        status = Path(f"/proc/{child.pid}/status").read_text()
-        peak = next((line for line in status.splitlines() if line.startswith("VmHWM:")), "VmHWM: 0 kB")
-        most = max(most, int(peak.split()[1]) / 1024)
+        peak = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{child.pid}/status").read_text())
+        most = max(most, int(peak[1]) / 1024) if peak else most
         time.sleep(0.02)
     return most
 
@@ -113,18 +100,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.wide.runs", description=__doc__)
     parser.add_argument("nodes", type=int, nargs="*", default=[10, 100, 1000])
     sizes = parser.parse_args().nodes
-    print(
-        f"{'nodes':>6} {'what':12} {'status':>6} {'CPU s':>7} {'ms/node':>8} {'wall s':>7} {'MiB':>6} stop s"
-    )
+    print(" nodes what         status   CPU s  ms/node  wall s    MiB stop s")
     for nodes in sizes:
         for wide in ("end", f"fail {nodes * 4}", "print 20"):
             with tempfile.TemporaryDirectory() as name:
                 cost = run(Path(name), nodes, 8, wide)
                 each = 1000 * cost.cpu_s / nodes
                 figures = f"{cost.cpu_s:7.2f} {each:8.2f} {cost.wall_s:7.2f} {cost.memory_mib:6.0f}"
-                if cost.stopping_s is not None:
-                    figures += f" {cost.stopping_s:6.2f}"
-                print(f"{nodes:6} {wide:12} {cost.status:6} {figures}", flush=True)
+                stopping = "" if cost.stopping_s is None else f"{cost.stopping_s:6.2f}"
+                print(f"{nodes:6} {wide:12} {cost.status:6} {figures} {stopping}", flush=True)
 
 
 if __name__ == "__main__":

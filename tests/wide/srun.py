@@ -2,7 +2,7 @@
 
 Each agent says hello, holds ports and finds routes; its workers start, join and end as the variable WIDE
 says: `end` = with status 0; `fail RANK` = that one with 7 once somebody opens the pipe WIDE_GATE, the others
-when they are told to; `print LINES` = after that many lines each; `stay` = when they are told to.
+when they are told to; `print LINES` = after that many lines each.
 """
 
 import ast
@@ -12,7 +12,7 @@ import select
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from distlaunch.agent import messages, wire
 
@@ -29,19 +29,12 @@ class Step:
         self._started: dict[int, messages.StartWorkers] = {}
         self._fails: tuple[int, int] | None = None
 
-    def open(self, text: bytes) -> bytes | None:
-        """Say hello for all once the whole opening has come; what follows it, or None."""
-        _, found, rest = text.partition(b"\n\n")
-        if not found:
-            return None
-        blocks = []
-        for _ in range(4):
-            if len(rest) < 8 or len(rest) < 8 + int(rest[:8]):
-                return None
-            size = int(rest[:8])
-            blocks.append(rest[8 : 8 + size])
-            rest = rest[8 + size :]
-        told = re.search(rb"NONCE, PLACE = (.*)\n", zlib.decompress(blocks[0]))
+    def open(self) -> None:
+        """Say hello for all once the whole opening has come: lines, an empty one, and four blocks."""
+        while _exactly(1) != b"\n" or _exactly(1) != b"\n":
+            pass
+        opening, *_ = [_exactly(int(_exactly(8))) for _ in range(4)]
+        told = re.search(rb"NONCE, PLACE = (.*)\n", zlib.decompress(opening))
         assert told is not None
         nonce, place = ast.literal_eval(told[1].decode())
         indices = {"": place} if isinstance(place, int) else place[1]
@@ -52,10 +45,15 @@ class Step:
             hello = messages.Hello(index, wire.PROTOCOL, "/usr/bin/python3", 0, f"n{index}", 1.0, None, None)
             self._tell(index, hello)
         self._out.flush()
-        return rest
 
-    def obey(self, frame: wire.Frame) -> None:
-        """What an agent does on a command."""
+    def obey(self, frames: Iterable[wire.Frame]) -> bool:
+        """Do what agents do on commands; whether all have left."""
+        for frame in frames:
+            self._obey(frame)
+        self._out.flush()
+        return not self._labels
+
+    def _obey(self, frame: wire.Frame) -> None:
         node = frame.node
         match messages.read(messages.COMMAND_TYPES, frame.message()):
             case messages.Ping():
@@ -90,12 +88,12 @@ class Step:
         """Have the rank that is to fail do so, if it is one of these."""
         if self._fails:
             self._exit(*self._fails, 7)
-            self.flush()
+            self._out.flush()
 
     def _stop(self, node: int, leave: bool) -> None:
         start = self._started.pop(node, None)
-        for spec in start.workers if start and self._how in ("fail", "stay") else ():
-            if self._how == "stay" or int(spec.env["RANK"]) != self._number:
+        for spec in start.workers if start and self._how == "fail" else ():
+            if int(spec.env["RANK"]) != self._number:
                 self._exit(node, spec.local_rank, -15)
         self._tell(node, messages.Swept(node, start.attempt if start else 0, 0))
         if leave:
@@ -120,14 +118,14 @@ class Step:
     def _line(self, label: int, line: bytes) -> None:
         self._out.write(b"%d: %b\n" % (label, line) if self._labelled else line + b"\n")
 
-    @property
-    def over(self) -> bool:
-        """Whether all agents have left."""
-        return not self._labels
 
-    def flush(self) -> None:
-        """Have all that was said be heard."""
-        self._out.flush()
+def _exactly(size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        if not (read := os.read(0, size - len(data))):
+            sys.exit("the opening ended early")
+        data += read
+    return data
 
 
 def _reads(fail: Callable[[], None]) -> Iterator[bytes]:
@@ -148,18 +146,10 @@ def _reads(fail: Callable[[], None]) -> Iterator[bytes]:
 
 def main() -> None:
     """Serve until all have left."""
-    step, text, decoder = Step(), b"", None
+    step, decoder = Step(), wire.FrameDecoder(wire.COMMANDS)
+    step.open()
     for data in _reads(step.fail):
-        if decoder is None:
-            text += data
-            rest = step.open(text)
-            if rest is None:
-                continue
-            decoder, data = wire.FrameDecoder(wire.COMMANDS), rest  # noqa: PLW2901  # what the opening left
-        for frame in decoder.feed(data):
-            step.obey(frame)
-        step.flush()
-        if step.over:
+        if step.obey(decoder.feed(data)):
             return
 
 
