@@ -397,7 +397,7 @@ _COMPARED = (
     ("limits", "cpus", "CPU limit"),
     ("limits", "memory", "memory limit"),
 )
-"""The facts that should be the same on all nodes: part, key in the facts, and name in messages."""
+"""Facts that should be the same on all nodes: the part, the key, and the name used in messages, of each."""
 _WEIGHTY: Mapping[str, tuple[str, str]] = {
     "script": ("nodes would run different programs", "copy it to all nodes, or set sync: true"),
     "torch": ("ranks may fail or disagree", "install the same version everywhere"),

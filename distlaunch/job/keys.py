@@ -120,8 +120,8 @@ TIMEOUTS = Record(
     join=Field(
         LIMIT,
         "Time limit for all ranks to join the rendezvous; then the job ends, and a message lists the missing "
-        "ranks. The default is measured from the first attempt to join; an explicit limit is measured from "
-        "the start of the ranks. none = no limit.",
+        "ranks. The default limit runs from the first attempt to join, and one that you set from the start "
+        "of the ranks. none = no limit.",
     ),
     stop=Field(Duration(), "Time between SIGTERM and SIGKILL."),
     job=Field(LIMIT, "Time limit for the whole job."),

@@ -18,7 +18,7 @@ from distlaunch.transports.transport import Local, SshOptions, Transport, Way
 from distlaunch.wording import expand_ranges
 
 MAX_SLOTS = 1024
-"""Maximum slots of a host. In `host:N`, a larger number, or ssh's 22, must be a misplaced port."""
+"""Maximum slots of a host. If N in `host:N` is larger, or is 22 (ssh), it is taken for a misplaced port."""
 REST = "rest"
 """Value of `spares` that stands for all other nodes of the allocation."""
 UNKNOWN = "slurm"

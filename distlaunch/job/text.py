@@ -44,7 +44,7 @@ PLACEHOLDERS = (*VARIABLES, "port:NAME", "hosts", "hosts:PORT", "hosts_json", "h
 IDS = ("job_id", "run_id")
 """Placeholders whose values are known before ranks are placed, even if another launcher places them."""
 LAST_PORT = 61439
-"""The highest PORT in {hosts:PORT}. The ports of up to 4096 ranks on a host count up from PORT."""
+"""The highest PORT in {hosts:PORT}. A host has up to 4096 ranks, and each uses the next port after PORT."""
 # Not compiled in advance, since most jobs have no braces. ${word} is for a shell. {}, {1} and {"a": 1} aren't
 # placeholders. In arguments, other {words} are refused. In variables, they are left for templates and JSON.
 _WORD = r"([A-Za-z_][\w-]*|(?:port|hosts|hosts_json):[\w-]*)"

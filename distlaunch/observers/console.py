@@ -21,7 +21,7 @@ PROGRESS_S = 1.0
 FOLD_S = 0.2
 """Seconds for which lines are held back to find identical ones."""
 MAX_FOLDED = 1 << 20
-"""Maximum bytes of lines held back to find identical ones."""
+"""Maximum bytes of output to hold back while looking for identical lines."""
 _LEVEL_COLORS = {"warning": 33, "error": 31}
 RANK_COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 # Everything a terminal acts on, except tabs and colors (SGR), which training scripts use.

@@ -70,7 +70,7 @@ _DEFAULTS = {
     "PRTE_MCA_hwloc_default_binding_policy": "none",
 }
 _EXPORTED = "OMPI_MCA_mca_base_env_list"
-"""Variable that lists the variables that Open MPI passes to other nodes. MPICH passes all variables."""
+"""The variable that tells Open MPI what to pass to other nodes. MPICH passes all variables."""
 
 
 def under_mpirun(spec: JobSpec, python: str) -> JobSpec:

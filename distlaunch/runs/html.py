@@ -301,7 +301,7 @@ def _uses(report: Report) -> str:
             hidden = len(strips) - len(shown)
             rest = f"; {counted(hidden, 'more node')} not shown" if hidden else ""
             title = f"{name} (full height: {_used(name, most)}{rest})"
-            tables.append(f"<h3>{title}</h3>{_lanes(f'{name} use of nodes over time', rows)}")
+            tables.append(f"<h3>{title}</h3>{_lanes(f'{name} usage of nodes over time', rows)}")
     axis = _time_axis(report)
     return _section("Use of nodes", "".join(f"{table}{axis}" for table in tables))
 

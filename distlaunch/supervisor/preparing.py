@@ -171,7 +171,7 @@ def on_port_refused(event: messages.PortRefused, state: State, now: float) -> St
 
 
 def on_port_usurped(event: messages.PortUsurped, state: State, now: float) -> Step:
-    """Move to another port because a program took this one, or end the job if the user chose the port."""
+    """Move to another port because another program took this one; end the job if the user chose the port."""
     if event.node not in state.members[:1]:
         return state, ()
     text = f"port {state.port} on {state.label(event.node)} was taken by {holders_words(event.owners)}"

@@ -1,6 +1,7 @@
 """Fixtures of the fault catalogue: a pace (shortened or default settings), figures, the table at the end."""
 
 import os
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from tests.cluster.hosts import Bed
 from tests.faults.figures import DIRECTORY, Figures, Pace, Row, table
 from tests.faults.scenes import CPU, on_hosts
+from tests.harness import LateError
 
 _rows: dict[str, list[Row]] = {}
 """Of each test, those of all its tries, as its report tells them: several processes may run the tests."""
@@ -52,7 +54,7 @@ def nodes(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def figures(request: pytest.FixtureRequest) -> Figures:
+def figures(request: pytest.FixtureRequest) -> Iterator[Figures]:
     """Figures of the fault that the test's marker names: ``@pytest.mark.fault(NUMBER, NAME, promise=N)``."""
     marker = request.node.get_closest_marker("fault")
     assert marker is not None, "a test of the catalogue needs its fault's marker"
@@ -60,18 +62,36 @@ def figures(request: pytest.FixtureRequest) -> Figures:
     params: dict[str, Any] = request.node.callspec.params if hasattr(request.node, "callspec") else {}
     by = _BY.get(params.get("bed") or params.get("nodes") or "", "")
     noted = Figures(number, name + by, str(marker.kwargs.get("promise", "")))
-    request.node.user_properties.append((_TOLD, noted.rows))
-    return noted
+    yield noted
+    outcome = request.node.stash.get(_OUTCOME, "skipped")
+    assert noted.rows or outcome != "kept", "a test of the catalogue notes a figure"
+    rows = [row._replace(outcome=outcome)._asdict() for row in noted.rows]
+    request.node.user_properties.append((_TOLD, rows))
+
+
+_OUTCOME = pytest.StashKey[str]()
+"""What a test came to: kept, skipped, FAILED, or late: then it is tried again, and has rows for each try."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    made = yield
+    if call.when == "call":
+        late = call.excinfo is not None and call.excinfo.errisinstance(LateError)
+        item.stash[_OUTCOME] = (
+            "late" if late else {"failed": "FAILED", "passed": "kept"}.get(made.outcome, "skipped")
+        )
+    return made
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Take the figures of a test; a try has its own and those of the tries before."""
+    """Take the figures of a test that is over; a try has its own and those of the tries before."""
     properties: list[tuple[str, Any]] = list(report.user_properties)
-    told = [rows for name, rows in properties if name == _TOLD]
-    if report.when == "call" and told:
-        assert told[-1] or report.outcome != "passed", f"{report.nodeid} notes no figure"
-        outcome = {"passed": "kept", "failed": "FAILED"}.get(report.outcome, "skipped")
-        _rows[report.nodeid] = [Row(*row)._replace(outcome=outcome) for rows in told for row in rows]
+    told = [row for name, rows in properties if name == _TOLD for row in rows]
+    if report.when == "teardown" and told:
+        _rows[report.nodeid] = [Row(**row) for row in told]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
