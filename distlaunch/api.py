@@ -308,7 +308,9 @@ class Run:
     def _status(self) -> Status:
         found = run_in(self.directory) or living(self.id)
         if found is None:
-            raise DistlaunchError(f"{self.id}: its run directory {self.directory} was removed or renamed")
+            why = f"its run directory {self.directory} was removed or renamed"
+            kept = "distlaunch torchrun removes its own after a success"
+            raise DistlaunchError(f"{self.id}: {why} ({kept})")
         return found
 
     @property

@@ -70,7 +70,7 @@ class Utilization:
         if device.isdecimal():
             failed = self._nvml.nvmlDeviceGetHandleByIndex_v2(int(device), ctypes.byref(handle))
         else:
-            failed = self._nvml.nvmlDeviceGetHandleByUUID(device.encode(), ctypes.byref(handle))
+            failed = self._nvml.nvmlDeviceGetHandleByUUID(os.fsencode(device), ctypes.byref(handle))
         if failed:
             return None, None
         busy = self._nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)) == 0
@@ -82,6 +82,5 @@ def device_of(local_rank: int, visible: str | None) -> str:
     """Return the number or UUID of the GPU that LOCAL_RANK selects; "" if CUDA_VISIBLE_DEVICES hides it."""
     if visible is None:
         return str(local_rank)
-    named = [device.strip() for device in visible.split(",")]
-    own = named[local_rank] if local_rank < len(named) else ""
-    return "" if own == "-1" else own
+    named = [device.strip() for device in visible.split(",")][: local_rank + 1]
+    return named[-1] if len(named) > local_rank and "-1" not in named else ""  # -1 ends the list

@@ -165,8 +165,8 @@ class Setup(Frozen):
     """The recipe for the environment `key`, built from `files` by uv or conda, or by the command `run`.
 
     `kind` is uv, conda, run or controller. With controller, `files` are the packages. The build runs in
-    `workdir`, which contains `files`. `workdir` may begin with ~. `python` is the interpreter; "" means any.
-    `env` contains variables for the build. A build fails after `limit_s` seconds.
+    `workdir`, to which `files` are relative. `workdir` may begin with ~. `python` is the interpreter; ""
+    means any. `env` contains variables for the build. A build fails after `limit_s` seconds.
     """
 
     key: str

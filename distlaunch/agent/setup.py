@@ -171,7 +171,8 @@ class Environment:
             self._fill_by_uv(new, env)
         elif setup.kind == "controller":
             _call([python, "-m", "venv", new], env)
-            _call([new + "/bin/pip", "install", "--no-index", "--no-deps", *setup.files], env)
+            if setup.files:
+                _call([new + "/bin/pip", "install", "--no-index", "--no-deps", *setup.files], env)
         else:
             _call([python, "-m", "venv", new], env)
             inside = {"VIRTUAL_ENV": new, "PATH": "%s/bin:%s" % (new, env.get("PATH", os.defpath))}

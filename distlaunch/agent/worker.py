@@ -283,8 +283,9 @@ def unstarted(node: int, spec: WorkerSpec, stage: str, code: int, why: str = "")
     `why` replaces the text derived from `stage` and `code`.
     """
     subject = _subject(spec, stage)
-    if stage == "exec" and code == errno.ENOENT and os.path.exists(os.path.join(spec.cwd, subject)):
-        stage = "interpreter" if "/" in subject else "search"
+    if stage == "exec" and code == errno.ENOENT:
+        here = os.path.exists(os.path.join(spec.cwd, subject))
+        stage = ("interpreter" if here else stage) if "/" in subject else "beside" if here else "search"
     words = _longest(spec) if code == errno.E2BIG else _BY_STAGE.get(stage) or _BY_CODE.get(code)
     why = why or "%s: %s" % (subject, words or os.strerror(code))
     return WorkerUnstarted(node, spec.local_rank, stage, code, why)
@@ -305,7 +306,8 @@ def _longest(spec: WorkerSpec) -> str:
 
 _BY_STAGE = {
     "interpreter": "the interpreter in its #! line does not exist",
-    "search": "not found in PATH; to run the file with that name in the workdir, write ./ before it",
+    "beside": "not found in PATH; to run the file with that name in the workdir, write ./ before it",
+    "search": "not found in PATH on its node; use its full path, or set env.PATH",
 }
 _BY_CODE = {
     errno.ENOEXEC: "not executable: no #! line and no known binary format",

@@ -378,8 +378,10 @@ def _load(facts: Mapping[str, Any]) -> Iterator[Finding]:
     jobs = facts.get("jobs")
     for run, ranks in sorted(jobs.items()) if isinstance(jobs, dict) else ():
         what = f"found {counted(_number(ranks), 'rank')} of {run} already running"
+        if run == "another launcher":
+            what = f"found {counted(_number(ranks), 'process')} of another launcher (RANK and WORLD_SIZE set)"
         why = "this job would share CPUs, GPUs and memory with it"
-        yield _warning("load", what, why, "wait until it ends, or stop it")
+        yield _warning("load", what, why, "if they train, wait until they end, or stop them")
 
 
 # Several nodes

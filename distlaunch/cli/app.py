@@ -74,7 +74,8 @@ def _advise_on(unknown: Any) -> None:
     name = option.lstrip("-").replace("-", "_")
     key = JOB.foreign.get(name, name if name in JOB.fields else "")
     if key and " " not in key and any("--set" in each.opts for each in params):
-        say(f"to set {key} of the job, use --set {key}=…")
+        what, setting = ("a variable", "env.NAME") if key == "env" else (key, key)
+        say(f"to set {what} of the job, use --set {setting}=…")
     say(f"options of the script or command, such as {option}, go after `--`")
 
 

@@ -36,8 +36,8 @@ def mpirun_draft(words: Sequence[str]) -> Draft:
     rest = list(line.words[1:]) if line else []
     if ":" in rest:
         more = " ".join(rest[rest.index(":") :])
-        how = "in a job file, nodes[].script sets another script for a node"
-        raise UsageError(f"`{more}`: remove the second program; {how}")
+        how = "in the job file, add its hosts to nodes, with their own script, args and env"
+        raise UsageError(f"`{more}`: remove everything from the colon on; {how}")
     draft, given, variables = Draft("the command line", typed), dict[str, str](), list[str]()
     for name, value in _options(rest):
         part = _PARTS.get(name)

@@ -66,7 +66,7 @@ _CHAINED = (
 _LOG = r"(?m)^\[[WEIF]\d{4} .*"
 """Log lines of torch's C++ code, from other threads or, after a traceback, about its consequences."""
 _REMARK = (
-    r"(?m)^(?:\[\w*rank\d+\]:? ?)?(?:\[?[IW]\d{4} \d\d:\d\d:\d\d\.\d+ .*|frame #\d+: .*"
+    r"(?m)^(?:\[\w*rank\d+\]:? ?)?(?:\[?[IW]\d{4} \d\d:\d\d:\d\d\.\d+ .*|frame #\d+: .* \(0x[0-9a-f]+ in .*\)"
     r"|\[E\d{4} .*ProcessGroupNCCL.*(?:dump signal|signal dumping|dump debug info).*)\n?"
 )
 """Lines that don't indicate why a rank ended: information and warnings in torch's logs, frames of C++ code,
@@ -126,9 +126,9 @@ class Raised(Frozen):
 class Words(Frozen):
     """The evidence in a rank's last output: whether there is a `traceback`, and whether a peer was gone.
 
-    `timed_out` is set if no connection was lost but waiting for the peer timed out. `on_gpu` is set if nccl
-    reported this. `stack` contains the frames in which the rank was waiting. `raised` is the exception, or
-    None if there is none or it may be temporary.
+    `timed_out` is set if no connection was lost but waiting for the peer timed out. `on_gpu` is set if
+    torch's watchdog for nccl reported the error. `stack` contains the frames in which the rank was waiting.
+    `raised` is the exception, or None if there is none or it may be temporary.
     """
 
     traceback: bool = False
@@ -182,7 +182,7 @@ def python_frames(text: str) -> tuple[str, ...]:
 
 
 def _watchdog_frames(text: str) -> tuple[str, ...]:
-    """Return the frames of a collective that timed out, innermost first."""
+    """Return the frames of a collective that failed, innermost first."""
     found = re.findall(_WATCHDOG_FRAME, text)
     return tuple(f"{name} ({_short_path(path)}:{line})" for name, path, line in found)
 

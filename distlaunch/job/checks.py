@@ -176,7 +176,7 @@ def _files(reading: Reading) -> Mistakes:
             yield key, f"it needs the code on the nodes: set sync: true, or leave it out (--set {key}=null)"
     setup = reading.checked.get("setup")
     if isinstance(setup, dict) and ("from" in setup) == bool({"run", "key"} & {*setup}):
-        yield "setup", "set either run and key, or from: controller"
+        yield "setup", "set either run, with or without key, or from: controller"
     elif isinstance(setup, dict) and "key" in setup and "run" not in setup:
         yield "setup.key", "it needs run: the command that uses these files"
 

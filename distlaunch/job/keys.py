@@ -260,13 +260,13 @@ SETUP = Record(
         ),
         "from": built(
             Choice(("controller",)),
-            "Instead of run: install the packages listed as for uv, which pip on this machine builds or "
-            "downloads for the nodes.",
+            "Instead of run: install the packages from the same files as uv; pip on this machine builds or "
+            "downloads them.",
         ),
     },
     makes=spec.Setup,
     foreign=by_their_names(run="command", key="keys files"),
-    title="a map with run, or with from: controller",
+    title="a map with run or from: controller",
 )
 
 

@@ -163,9 +163,11 @@ def host_entries(words: Sequence[str]) -> list[HostEntry]:
     if slots is None and horovod_slots:
         slots = horovod_slots
         if slots == "22" or (slots.isdecimal() and int(slots) > MAX_SLOTS):
+            whole, keys = words[0].partition(":")[0], f"host: {name}, port: {slots}"
+            keys += f", user: {user}" if user else ""
             raise ValueError(
-                f'"{name}:{slots}" means {slots} slots; if that is right, write "{name} slots={slots}" in a '
-                f"hostfile; for a port, use ssh_config or nodes: [{{host: {name}, port: {slots}}}]"
+                f'"{whole}:{slots}" means {slots} slots; if that is right, write "{whole} slots={slots}" in '
+                f"a hostfile; for an SSH port, use ssh_config or nodes: [{{{keys}}}]"
             )
     if slots is not None and not re.fullmatch("[1-9][0-9]{0,5}", slots):
         raise ValueError(f'slots: expected a number from 1 to 999999, got "{slots}"')

@@ -301,7 +301,7 @@ class Setup(Frozen):
     """How each node builds the Python environment: with uv or conda from `files`, or with the command `run`.
 
     `files` are in the workdir. The environment is rebuilt whenever their contents change. If `kind` is
-    controller, they are packages from this machine.
+    controller, they are packages from this machine, in the root of the code.
     """
 
     kind: Literal["uv", "conda", "run", "controller"]

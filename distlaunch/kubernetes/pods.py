@@ -12,10 +12,11 @@ from distlaunch.schedulers.queue import printed
 from distlaunch.transports.failure import Kind
 from distlaunch.transports.gathering import natural
 from distlaunch.transports.transport import Command
+from distlaunch.wording import listed
 
 GPU = re.compile(r".*/(?:gpu|mig-)")
 """Resources that are GPUs of any kind."""
-_NAMED = "if you may not list pods, name them in nodes, with launcher.command"
+_NAMED = "check kubectl; if you may not list pods, name them in nodes, with launcher.command"
 
 
 class Kubectl(Command):
@@ -84,8 +85,8 @@ def _node(pod: Mapping[str, Any], container: str | None) -> Iterator[AllocatedNo
     containers = {each["name"]: each for each in pod["spec"]["containers"]}
     chosen = container or next(iter(containers))
     if chosen not in containers:
-        has = f"pod {pod['metadata']['name']} has no container {chosen}"
-        raise UsageError(f"{has}: set kubernetes.container to one of {', '.join(containers)}")
+        has = f"pod {pod['metadata']['name']} has no container {chosen}, but {listed([*containers])}"
+        raise UsageError(f"{has}: correct kubernetes.container, or exclude the pod with kubernetes.selector")
     limits = containers[chosen].get("resources", {}).get("limits", {})
     gpus = sum(int(count) for name, count in limits.items() if GPU.match(name))
     yield AllocatedNode(

@@ -24,6 +24,8 @@ from distlaunch.plan.workers import binding_of, meeting_of, worker_specs, worker
 from distlaunch.wording import counted, exit_words
 
 _HELD = (messages.PortHeld, messages.PortRefused)
+Errors = Mapping[tuple[int, int], str]
+"""The error of a measurement that failed, for each pair."""
 Best = Mapping[tuple[int, int], float]
 """The best bandwidth of each pair. A single peer counts as a pair with itself."""
 WHOLE = ("all-reduce", "send/recv")
@@ -187,12 +189,13 @@ def verdict(peers: Peers, rows: Sequence[Row], failures: Mapping[int, str]) -> R
     """Return the findings about links. `failures` contains the reasons why programs failed, by rank."""
     best, alone, whole = _best(rows, "pair"), _best(rows, "alone"), [row for row in rows if row.test in WHOLE]
     slow, median = slow_pairs(best), usual(best)
+    errors = {(row.peers[0], row.peers[-1]): f": {row.error}" for row in rows if row.error}
     nodes = sorted({peer for pair in slow for peer in pair if _is_culprit(peer, best, slow)})
     findings = [
         *_silent(peers, rows, failures),
-        *(_finding(peers, "node", [peer], best) for peer in nodes),
-        *(_finding(peers, "pair", pair, best) for pair in slow if not {*nodes} & {*pair}),
-        *(_finding(peers, "alone", pair[:1], alone) for pair in slow_pairs(alone)),
+        *(_finding(peers, "node", [peer], best, errors) for peer in nodes),
+        *(_finding(peers, "pair", pair, best, errors) for pair in slow if not {*nodes} & {*pair}),
+        *(_finding(peers, "alone", pair[:1], alone, errors) for pair in slow_pairs(alone)),
     ]
     for row in whole:
         if not findings and not row.busbw:
@@ -224,13 +227,15 @@ def _is_culprit(peer: int, best: Best, slow: Sequence[tuple[int, int]]) -> bool:
     return len(own) > 1 and own <= {*slow} and len(slow) < len(best)
 
 
-def _finding(peers: Peers, about: str, ends: Sequence[int], best: Best) -> Finding:
+def _finding(peers: Peers, about: str, ends: Sequence[int], best: Best, errors: Errors) -> Finding:
     """Return the finding that collectives among `ends` are slow or hang. `about` is a key of `_ABOUT`."""
-    (where, do), value = _ABOUT[about], max(best[pair] for pair in best if {*ends} <= {*pair})
+    pairs = [pair for pair in best if {*ends} <= {*pair}]
+    (where, do), value = _ABOUT[about], max(best[pair] for pair in pairs)
     do = do if peers.noun == "node" else _ABOUT["alone"][1]
     subject = f"an all-reduce {where.format(noun=peers.noun)}"
     if not value:
-        return Finding("error", "links", f"{subject} doesn't complete", HANG, do, peers.named(ends))
+        error = next((errors[pair] for pair in pairs if pair in errors), "")
+        return Finding("error", "links", f"{subject} doesn't complete{error}", HANG, do, peers.named(ends))
     what = f"{subject} is slow: {_speed(value)}; the median is {_speed(usual(best))}"
     return Finding("warning", "links", what, "every collective waits for it", do, peers.named(ends))
 

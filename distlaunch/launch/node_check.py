@@ -38,8 +38,10 @@ def check(spec: JobSpec, code: bool = False) -> Report:
     spec = hurried(spec)
     lookups = ask_addresses(spec)
     of_job, fine, plan, skipped = list(_run_directory(spec)), list[str](), None, list[str]()
-    files = _code(spec) if code else {}
-    if code and not 0 < len(files) < MAX_FILES:
+    files = _code(spec) if code and not spec.sync.tree else {}
+    if code and spec.sync.tree:
+        skipped.append("code: `run` copies it to the nodes (sync: true)")
+    elif code and not 0 < len(files) < MAX_FILES:
         none = f"no git repository or lock file in {spec.program.workdir} here"
         skipped.append(f"code: {f'files after the first {MAX_FILES}' if files else none}")
     with Agents(spec) as agents:

@@ -78,8 +78,8 @@ def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry
         what = f"the code in {spec.program.workdir} has none of {', '.join(names)}"
         raise spec.error("setup", f"{what}: create one or, if it exists, {_INCLUDE}")
     if setup.kind == "controller":
-        packages = {path: content for path, content in contents.items() if f"/{wheels.DIRECTORY}/" in path}
-        found = {os.path.relpath(path, spec.program.workdir): packages[path] for path in sorted(packages)}
+        packages = (entry for entry in sorted(entries) if entry.path.startswith(f"{wheels.DIRECTORY}/"))
+        found = {entry.path: entry.content for entry in packages}
     key = digest_of(json.dumps([setup.kind, setup.run, spec.program.python, *found.items()]).encode())
     return spec._replace(tree=tree._replace(environment=key), setup=setup._replace(files=tuple(found)))
 
@@ -95,6 +95,7 @@ def take(spec: JobSpec) -> tuple[Tree, list[Entry]]:
         entries = _entries(store, spec, root, directory, paths)
         commit, dirty = ("", False) if found is None else _state(root)
         _check_program(spec, root, {entry.path for entry in entries})
+        entries += _packages(store, spec, {path_in(root, entry.path) for entry in entries})
         digest = store.put(manifest_text(entries))
     size = sum(entry.size for entry in entries)
     return Tree(digest, spec.sync.base, root, len(entries), size, commit, dirty), entries
@@ -204,7 +205,7 @@ def check_out(directory: str, to: str) -> int:
         if gone := [each.path for each in files if not os.path.exists(store.path_of(each))]:
             text = f"{DEFAULT_BASE} on this machine no longer has all of the code ({listed(gone)})"
             raise DistlaunchError(f"{text}; {commit}")
-        import shutil  # slow to import, and no run needs it
+        import shutil  # slow to import, and few runs need it
 
         os.mkdir(to)
         for entry in entries:
@@ -234,11 +235,6 @@ def _entries(store: Store, spec: JobSpec, root: str, directory: str, paths: Iter
         if (other := os.path.realpath(sources.get(path, source))) != source:
             raise spec.error("files", f"{given} and {other} would both be {path} on the nodes; rename one")
         sources[path] = source
-    packages = {}
-    if spec.setup and spec.setup.kind == "controller":
-        env = {name: value.text for name, value in spec.program.env.items() if "{" not in value.text}
-        packages = wheels.wheels_of(spec.program, env)
-    sources |= packages
     every = [(path, source, os.lstat(source)) for path, source in sorted(sources.items())]
     links = {path for path, _, status in every if stat.S_ISLNK(status.st_mode)}
     found = [each for each in every if stat.S_ISREG(each[2].st_mode) or each[0] in links]
@@ -249,9 +245,20 @@ def _entries(store: Store, spec: JobSpec, root: str, directory: str, paths: Iter
         raise spec.error("sync", f"{text}; leave some out with sync.exclude or {IGNORE_FILE}")
     if deep := next((path for path, *_ in found if path.count("/") >= MAX_DEPTH), None):
         raise spec.error("sync", f"{deep} is more than {MAX_DEPTH} directories deep; {_EXCLUDE}")
-    if (size := sum(each[2].st_size for each in found if each[0] not in packages)) > spec.sync.limit:
+    if (size := sum(each[2].st_size for each in found)) > spec.sync.limit:
         raise _too_large(spec, root, size, found)
     return [_entry(store, *each) for each in found]
+
+
+def _packages(store: Store, spec: JobSpec, present: set[str]) -> list[Entry]:
+    """Return the entries of packages for `setup: {from: controller}`. `present` contains the code's paths."""
+    program = spec.program
+    lists = [path for name in wheels.SOURCES if (path := path_in(program.workdir, name)) in present]
+    if not (spec.setup and spec.setup.kind == "controller" and lists):
+        return []
+    env = {name: value.text for name, value in program.env.items() if "{" not in value.text}
+    found = wheels.wheels_of(lists[0], program.python, env)
+    return [_entry(store, path, source, os.lstat(source)) for path, source in found.items()]
 
 
 def _too_large(
@@ -277,7 +284,11 @@ def _wanted(spec: JobSpec, root: str, listed: Iterable[str]) -> Iterator[str]:
         paths -= {*_matching(spec, patterns, paths)}
     runs = os.path.relpath(os.path.realpath(spec.logs.directory), root)
     for path in paths:
-        if path != runs and not path.startswith(f"{runs}/") and not ABOUT_RUN.search(path):
+        if (
+            path != runs
+            and not path.startswith((f"{runs}/", wheels.DIRECTORY))
+            and not ABOUT_RUN.search(path)
+        ):
             yield path
 
 

@@ -1,53 +1,63 @@
 """The packages that this machine provides to the nodes, for `setup: {from: controller}`.
 
-They are kept in BASE/wheels/KEY. KEY depends on the files that list them, and on the Python they are for.
+They are kept in BASE/wheels/KEY, and are part of the job's code. KEY depends on the file that lists them, and
+on the Python and the index that they are for.
 """
 
 import glob
 import os
+import platform
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping
 
 from distlaunch.agent.tree import digest_of
 from distlaunch.errors import DistlaunchError, reason
-from distlaunch.job.spec import DEFAULT_BASE, Program
+from distlaunch.job.spec import DEFAULT_BASE
 from distlaunch.wording import cut
 
 DIRECTORY = ".distlaunch-wheels"
 """The directory for the packages, in the root of the job's code on the nodes."""
 SOURCES = ("uv.lock", "requirements.txt", "pyproject.toml")
 """The files in the workdir that may list the packages; the first one found counts."""
+STALE_S = 30 * 86400.0
+"""Seconds without use after which packages are removed."""
 
 
-def wheels_of(program: Program, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the paths on this machine of a program's packages, by their paths in the code on the nodes.
+def wheels_of(source: str, python: str | None, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the paths of the packages that the file `source` lists, by their paths in the code on the nodes.
 
-    They are built and downloaded by pip if the lists have changed. There are none if there is no list. `env`
-    contains variables for pip and uv. Raises `DistlaunchError`.
+    pip builds or downloads them for `python` unless they are there already. `env` contains variables for pip
+    and uv. Raises OSError or `DistlaunchError`.
     """
-    python = shutil.which(program.python or sys.executable) or sys.executable
-    lists = [path for name in SOURCES if os.path.isfile(path := os.path.join(program.workdir, name))]
-    if not lists:
-        return {}
-    texts = [os.path.realpath(python)]
-    for path in lists:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            texts.append(file.read())
+    given = os.path.expanduser(python or sys.executable)
+    path = shutil.which(given)
+    if path is None:
+        raise DistlaunchError(
+            f"can't get packages for the nodes: this machine does not have {given} (set by python)"
+        )
+    env = {**os.environ, **env}
+    index = sorted(each for each in env.items() if each[0].startswith(("PIP_", "UV_")))
+    with open(source, "rb") as file:
+        of_python = f"{os.path.realpath(path)} {platform.machine()} {index}"
+        key = digest_of(file.read() + os.fsencode(of_python))[:16]
     base = os.path.join(os.path.expanduser(DEFAULT_BASE), "wheels")
-    ready = os.path.join(base, digest_of("\0".join(texts).encode(errors="surrogateescape"))[:16])
-    if not os.path.isdir(ready):
-        new = f"{ready}.{os.getpid()}"
+    os.makedirs(base, 0o700, exist_ok=True)
+    ready = os.path.join(base, key)
+    if os.path.isdir(ready):
+        os.utime(ready)
+    else:
+        _tidy(base)
+        new = tempfile.mkdtemp(prefix=f"{key}.", dir=base)
         try:
-            os.makedirs(new, 0o700)
-            _fill(new, python, lists[0], {**os.environ, **env})
+            _fill(new, path, source, env)
             os.rename(new, ready)
-        except OSError as error:
-            if not os.path.isdir(ready):  # by another run
-                raise DistlaunchError(
-                    f"can't keep the packages for the nodes: {base}: {reason(error)}"
-                ) from None
+        except OSError:
+            if not os.path.isdir(ready):  # another run has not done the same
+                raise
         finally:
             shutil.rmtree(new, ignore_errors=True)
     return {
@@ -55,18 +65,37 @@ def wheels_of(program: Program, env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def _tidy(base: str) -> None:
+    """Remove packages that no run has used for a long time, and what killed runs have left."""
+    for entry in os.scandir(base):
+        if time.time() - entry.stat().st_mtime > STALE_S:
+            shutil.rmtree(entry.path, ignore_errors=True)
+
+
 def _fill(directory: str, python: str, source: str, env: Mapping[str, str]) -> None:
-    """Put a wheel of each package that `source` lists into `directory`. Raises OSError, `DistlaunchError`."""
+    """Put a wheel of each package that `source` lists into `directory`. Raises as `wheels_of` does."""
     workdir, name = os.path.split(source)
+    own = os.path.join(directory, "venv")  # environments of uv have no pip
     wanted = os.path.join(directory, "wanted.txt")
-    uv = shutil.which("uv", path=env.get("PATH")) or "uv"
+    uv = (
+        shutil.which("uv", path=os.pathsep.join((os.path.dirname(sys.executable), env.get("PATH", ""))))
+        or "uv"
+    )
+    options = ["--no-deps"]  # uv's list is complete
     if name == "uv.lock":
-        _call([uv, "export", "--frozen", "--no-emit-project", "--no-hashes", "-o", wanted], workdir, env)
+        more = ("--frozen", "--no-emit-project", "--no-hashes", "--emit-index-url", "--quiet")
+        _call([uv, "export", *more, "-o", wanted], workdir, env)
     elif name == "pyproject.toml":
-        _call([uv, "pip", "compile", "--python", python, name, "-o", wanted], workdir, env)
+        _call(
+            [uv, "pip", "compile", "--python", python, "--emit-index-url", "--quiet", name, "-o", wanted],
+            workdir,
+            env,
+        )
     else:
-        wanted = name
-    _call([python, "-m", "pip", "wheel", "--wheel-dir", directory, "-r", wanted], workdir, env)
+        wanted, options = name, []
+    _call([python, "-m", "venv", own], directory, env)
+    _call([f"{own}/bin/pip", "wheel", *options, "--wheel-dir", directory, "-r", wanted], workdir, env)
+    shutil.rmtree(own)
 
 
 def _call(argv: list[str], workdir: str, env: Mapping[str, str]) -> None:
@@ -75,7 +104,8 @@ def _call(argv: list[str], workdir: str, env: Mapping[str, str]) -> None:
     print(f"+ {what}", file=sys.stderr, flush=True)
     try:
         subprocess.run(argv, check=True, cwd=workdir, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr)
-    except FileNotFoundError:
-        raise DistlaunchError(f"{argv[0]} is not installed on this machine: pip install {argv[0]}") from None
+    except OSError as error:
+        hint = "; install it on this machine (pip install uv)" if argv[0] == "uv" else ""
+        raise DistlaunchError(f"can't run {argv[0]}: {reason(error)}{hint}") from None
     except subprocess.CalledProcessError as error:
         raise DistlaunchError(f"{what} ended with status {error.returncode}") from None

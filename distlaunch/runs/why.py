@@ -99,8 +99,10 @@ class Record(Frozen):
 
     def signs(self, pids: Collection[int]) -> Iterator[str]:
         """Yield signs that may explain a failure of the ranks with these PIDs, their own Xid errors last."""
-        own = [f"pid={pid}," for pid in pids]  # in an Xid; another run's may come from the same GPU
-        for line in sorted(self.kernel, key=lambda line: any(mark in line for mark in own)):
+        own = [f"pid={pid}," for pid in pids]  # an Xid on the same GPU may be another run's
+        for line in sorted(
+            self.kernel, key=lambda line: "Xid" not in line or any(mark in line for mark in own)
+        ):
             found = _ALARMING.search(line)
             if found and (found["pid"] is None or int(found["pid"]) in pids):
                 yield f"kernel log of {self.node}: {line}"
@@ -286,7 +288,9 @@ def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> 
     """Add the root cause to the explanation, with details from the summary."""
     summary = summary_of(known.run.directory, state) or Summary(state, known.run.directory, {}, 0.0)
     document, pids = summary.cause_document(cause), {worker.pid for worker in state.workers if worker.pid}
-    records = [record for record in known.evidence if document["node"] in (None, record.node)]
+    waited = cause.peer_gone and bool(summary.lagging)
+    place = None if waited else document["node"]
+    records = [record for record in known.evidence if place in (None, record.node)]
     known = known._replace(
         certainty=document["certainty"],
         cause=cause.text,
@@ -300,7 +304,7 @@ def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> 
         advice=summary.advice,
         summary=summary,
     )
-    if not (cause.peer_gone and summary.lagging):
+    if not waited:
         return known
     # The rank that ended first was waiting for another.
     return known._replace(

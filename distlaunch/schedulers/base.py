@@ -282,7 +282,8 @@ def _mistakes(spec: JobSpec, scheduler: Scheduler) -> Iterator[tuple[str, str]]:
         if path in spec.places:
             yield path.partition("[")[0], f"{scheduler.title} chooses the hosts: {scheduler.chooses}"
     if "spares" in spec.places and not asked.get("nodes"):
-        yield "spares", f"set {scheduler.key}.nodes to the total number of nodes, including spares"
+        total = f"{scheduler.key}.nodes to the total number of nodes, including spares"
+        yield "spares", f"{scheduler.title} chooses the hosts: set spares: rest, and {total}"
     if spec.restarts.requeue and not scheduler.answers:
         yield "restarts.requeue", f"distlaunch can't requeue {scheduler.title} jobs; remove it"
     yield from scheduler.mistakes(spec)

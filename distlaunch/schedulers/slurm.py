@@ -21,7 +21,10 @@ KILLED = 137
 ADVICE = task.Advice(
     "SLURM_LOCALID", "--gpus-per-node instead of --gpus-per-task, or ", "--ntasks-per-node={}"
 )
-_STARTER, _ADVICE = "srun or mpirun", ": use `srun distlaunch exec -- …`"
+_STARTER, _ADVICE = (
+    "srun or mpirun",
+    ": use `srun distlaunch exec -- …`; in a container, pass on srun's variables",
+)
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 _PLAIN = (
     *("partition", "account", "qos", "constraint", "gres", "mem", "cpus_per_task"),

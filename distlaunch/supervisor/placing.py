@@ -28,7 +28,9 @@ def request(state: State, node: int) -> Send:
     program = state.spec.program_of(state.spec.pool[node])
     if wanted := state.spec.setup:
         texts = ((name, value.text) for name, value in program.env.items() if "{" not in value.text)
-        where = (program.workdir, program.python or "", dict(texts), state.spec.limits.setup_s)
+        packages = wanted.kind == "controller"  # in the tree's root
+        workdir = f"{tree.base}/runs/{state.run_id}" if packages else program.workdir
+        where = (workdir, program.python or "", dict(texts), state.spec.limits.setup_s)
         setup = messages.Setup(tree.environment, wanted.kind, wanted.run, wanted.files, *where)
     return Send(node, messages.PlaceTree(state.run_id, tree.digest, tree.base, setup))
 
@@ -102,6 +104,10 @@ def differing(state: State, now: float) -> Cause | None:
             label, value = state.label(odd[0]), odd[1]
             text = f"{name} is {value} on {label}, but {first[1]} on {state.label(first[0])}"
             do = "set python" if name == "python" else "pin the exact versions of torch and its dependencies"
+            if name in ("nccl", "libnccl"):
+                do = f"check LD_LIBRARY_PATH on {label}, and pin torch and its dependencies"
+            elif "none" in (value, first[1]):
+                do = f"try `import {name}` there, with the Python of the environment"
             return Cause(f"the environments differ: {text}; {do}", Exit.FAILED, now, node=odd[0])
     return None
 

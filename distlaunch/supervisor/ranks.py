@@ -337,7 +337,7 @@ def on_output_lost(event: OutputLost, rank: int, state: State, now: float) -> St
     """Report how much output a node was unable to keep."""
     stream = "stderr" if event.stream else "stdout"
     lost = f"{event.size} bytes of {state.called(rank)}'s {stream} were lost"
-    why = "its node can't buffer more in TMPDIR; print less, or set env.TMPDIR to a larger disk"
+    why = "its node buffers at most 1 GiB in TMPDIR; print less or, if that disk is full, set env.TMPDIR"
     return state, (ShowMessage("warning", f"{lost}: {why}"),)
 
 

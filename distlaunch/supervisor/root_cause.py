@@ -73,10 +73,9 @@ def _elsewhere(scene: Scene) -> list[RankState]:
 
 
 def _seen_elsewhere(scene: Scene) -> list[RankState]:
+    # If one rank waited on its GPU, others may, too, whatever their stacks show.
     on_gpu = any(isinstance(w.phase, Exited) and w.phase.on_gpu for w in scene.waiting)
-    return (
-        [] if on_gpu else _elsewhere(scene)
-    )  # others may wait on their GPUs, too, whatever their stacks show
+    return [] if on_gpu else _elsewhere(scene)
 
 
 def _idle(scene: Scene) -> list[RankState]:

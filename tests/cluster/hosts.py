@@ -243,6 +243,16 @@ class Site:
         self._start(host, [sys.executable, "-u", "-c", f"{opening}; print('ready')\n{code}"], "ready")
         return port
 
+    def etcd(self, host: str) -> int:
+        """Start an etcd server with the v2 API on a host; its port."""
+        port, peers = next(self._ports), next(self._ports)
+        address = self.bed.hosts[host].address
+        clients, others = f"http://{address}:{port}", f"http://127.0.0.1:{peers}"
+        listen = ["--listen-client-urls", clients, "--advertise-client-urls", clients]
+        data = ["--enable-v2", "--data-dir", str(self.directory / "etcd"), "--listen-peer-urls", others]
+        self._start(host, [str(find("etcd")), *data, *listen], "serving insecure client requests")
+        return port
+
     def cut(self, host: str) -> None:
         """Drop all that the host sends and receives, until the end of the test."""
         self._stack.callback(self.bed.call, "heal", host)

@@ -387,3 +387,26 @@ def test_exports_the_interface_over_which_all_nodes_reached_the_master(site: Sit
     master = site.bed.hosts["host1"].address
     assert (first["name"], master in first["why"]) == ("eth0", True)
     assert other["why"].endswith(f"to MASTER_ADDR {master} uses it")
+
+
+STOPS = """
+import json, os, signal
+def loads(text, parse=json.loads):
+    step = parse(text)
+    if "RANK" in os.environ and isinstance(step, dict) and step.get("test") == "pair":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return step
+json.loads = loads
+"""
+
+
+@pytest.mark.long
+def test_names_the_host_of_a_rank_that_stops(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(STOPS)
+    odd: Node = {"host": "host3", "env": {"PYTHONPATH": str(tmp_path)}}
+    with site.bed.emptied():
+        status, report = checked(site, ["host1", "host2", odd, "host4"], "--links")
+    # A busy machine may make links look slow, which is a warning of its own.
+    (error,) = [each for each in report["findings"] if each["level"] == "error"]
+    assert (status, error["part"], error["nodes"]) == (1, "links", ["host3"])
+    assert error["what"] == "stopped answering in the link test"

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -343,3 +344,38 @@ def test_an_ordinary_user_gets_loopback_hosts(home: Path) -> None:
     assert not bed.exists()
     forced = testbed("up", "1", "--mode", "netns")
     assert (forced.returncode, forced.stderr.count("\n")) == (1, 1)
+
+
+STALL_S = 0.3
+
+
+def banner_argv(host: str) -> list[str]:
+    code = f"import socket; print(socket.create_connection(({host!r}, 22), 5).recv(4).decode())"
+    return [sys.executable, "-c", code]
+
+
+def test_a_cut_host_is_silent_until_it_is_healed(pair: Hosts) -> None:
+    address = (pair.hosts["host1"].address, 22)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as controller:
+        controller.bind((pair.info["gateway"], 0))
+        controller.settimeout(PATIENCE_S)
+        code = f"import socket; socket.socket(2, 2).sendto(b'alive', {controller.getsockname()!r})"
+        sends = ("host1", sys.executable, "-c", code)
+        for _ in range(2):  # twice is as good as once
+            pair.call("cut", "host1")
+            assert pair.status()["cut"] == "both"
+        with pytest.raises(TimeoutError):
+            socket.create_connection(address, STALL_S)
+        assert "not permitted" in pair.inside(*sends).stderr
+        assert pair.inside("host2", *banner_argv("host2")).stdout == "SSH-\n"
+        assert pair.inside("host1", *banner_argv("host1")).stdout == "SSH-\n", "loopback must go on"
+        pair.call("cut", "host1", "--one-way")
+        assert pair.status()["cut"] == "in"
+        assert pair.inside(*sends).returncode == 0
+        assert controller.recv(16) == b"alive"
+        with pytest.raises(TimeoutError):
+            socket.create_connection(address, STALL_S)
+    for _ in range(2):
+        pair.call("heal", "host1")
+        assert pair.status()["cut"] is None
+    assert pair.ssh("host1", "hostname").stdout == "host1\n"

@@ -32,8 +32,10 @@ def kills(ground: chaos.Ground, directory: Path, seed: int, figures: Figures) ->
 
 
 @pytest.mark.long
-@pytest.mark.fault(0, "the network of a launcher that joined is cut", promise="1-5")
-def test_is_clean_after_a_launchers_network_is_cut(bed: Bed, tmp_path: Path, figures: Figures) -> None:
-    """The other kills of that module are also in tests/process/test_launchers_together.py."""
-    clean_s = launcher_kills.strike(bed, tmp_path, "network", number=2)
-    figures("clean", clean_s, at_most=launcher_kills.CUT_LIMIT_S)
+@pytest.mark.fault(0, "kills of what launchers that joined have", promise="1-5")
+@pytest.mark.parametrize(("name", "number"), [("agent", 1), ("launcher", 0), ("network", 2)])
+def test_is_clean_after_a_launchers_kill(
+    name: str, number: int, bed: Bed, tmp_path: Path, figures: Figures
+) -> None:
+    limit_s = launcher_kills.CUT_LIMIT_S if name == "network" else launcher_kills.LIMIT_S
+    figures(f"clean after {name}", launcher_kills.strike(bed, tmp_path, name, number), at_most=limit_s)

@@ -24,7 +24,18 @@ from tests.faults.disks import freezable_disk, frozen
 from tests.faults.figures import Figures, Pace, fault
 from tests.faults.memory import memory_group
 from tests.faults.scenes import CPU, KILLED, ONE, RANKS, SIGKILLED, Ending, ends, ends_clean, killed
-from tests.harness import PATIENCE_S, Run, held, kill, open_gate, program, running, wait_gone, write_job
+from tests.harness import (
+    PATIENCE_S,
+    Run,
+    distlaunch,
+    held,
+    kill,
+    open_gate,
+    program,
+    running,
+    wait_gone,
+    write_job,
+)
 
 
 def rank_2_does(what: str) -> str:
@@ -398,3 +409,12 @@ def limited(directory: Path, more: int, **keys: Any) -> Path:
     usual = {"gpus_per_node": 0, "procs_per_node": 60, "command": ["sleep", "infinity"]}
     job.write_text(json.dumps({**usual, "python": interpreter, **keys}))
     return job
+
+
+@pytest.mark.fault(17, "a worker reads stdin", promise="1")
+def test_gives_workers_an_empty_stdin(tmp_path: Path, figures: Figures) -> None:
+    job = write_job(tmp_path, "import sys; print(len(sys.stdin.buffer.read()))", CPU)
+    done = distlaunch("run", str(job), input="x" * 1000, status=0)
+    read = [int(line.split()[-1]) for line in done.stdout.splitlines()]
+    assert len(read) == RANKS
+    figures("bytes before the end of stdin", max(read), at_most=0, unit="bytes")

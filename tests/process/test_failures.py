@@ -7,6 +7,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from distlaunch.agent.procfs import state
 from tests.cluster.hosts import parent_of
 from tests.harness import (
     PATIENCE_S,
+    children_of,
     completed,
     descendants_of,
     distlaunch,
@@ -384,3 +386,37 @@ def test_runs_with_a_closed_standard_stream(tmp_path: Path, closed: int) -> None
     assert ("[node0:0] err\n" in done.stderr) == (closed != 2)
     (log,) = (tmp_path / "runs").glob("*/rank0.out")
     assert log.read_text() == "out\n"
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        ("close", "the connection to its agent was interrupted"),
+        ("alter", "the data sent to its agent was altered in transit (unknown frame kind 97)"),
+    ],
+)
+def test_reports_a_connection_that_was_closed_or_altered(harm: str, why: str, tmp_path: Path) -> None:
+    """As by what stands between: a container's exec, a proxy. It passes all on until it gets SIGUSR1."""
+    between = tmp_path / "between.py"
+    between.write_text(f"""if True:
+        import os, signal, subprocess, sys
+        agent = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
+        def end(*signals):
+            if signals and {harm!r} == "alter":
+                os.write(agent.stdin.fileno(), b"a" * 99)
+            agent.stdin.close()
+            sys.exit(agent.wait())
+        signal.signal(signal.SIGUSR1, end)
+        while piece := os.read(0, 65536):
+            agent.stdin.write(piece)
+            agent.stdin.flush()
+        end()
+    """)
+    launcher = json.dumps({"command": [sys.executable, str(between), "env", "WHERE={host}"]})
+    job = f"nodes: [there]\ngpus_per_node: 0\nprocs_per_node: 2\nlauncher: {launcher}\n"
+    with running(write_job(tmp_path, SLEEPER, job)) as run:
+        run.wait_ready(2)
+        kill(children_of(run.process.pid)[0], signal.SIGUSR1)
+        assert run.wait() == 71
+        assert f"there was lost: {why}\n" in run.stderr, run.stderr
+        wait_gone([*run.worker_pids().values()], 5.0)

@@ -398,3 +398,24 @@ def test_counts_restarts(tmp_path: Path, torchruns: Torchruns) -> None:
         found = [(path, text) for path, text in logs_of(directory) if text and path.endswith("stdout.log")]
         assert {path.split("/")[0] for path, _ in found} == {"attempt_0", "attempt_1", "attempt_2"}
         assert all(text == f"attempt {path[len('attempt_')]} of 2\n" for path, text in found)
+
+
+def test_accelerates_own_tests_print_the_same(tmp_path: Path) -> None:
+    """test_ops takes the CPU only from a state that was made for it before."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    text = """
+        import runpy
+        from accelerate import PartialState
+        PartialState(cpu=True)
+        runpy.run_module("accelerate.test_utils.scripts.test_ops", run_name="__main__")
+    """
+    kept = {}
+    for name, launcher in zip(("torchrun", "ours"), BOTH, strict=True):
+        script(tmp_path / name, text)
+        flags = ("--nproc-per-node=2", "--redirects=1", "--log-dir=logs")
+        done = launch(launcher, tmp_path / name, *flags, "worker.py", ACCELERATE_USE_CPU="true")
+        assert done.returncode == 0, done.stderr
+        kept[name] = {(path, said) for path, said in logs_of(tmp_path / name) if said}
+    assert kept["ours"] == kept["torchrun"]
+    said = dict(kept["ours"])["attempt_0/0/stdout.log"]
+    assert "Num processes: 2" in said

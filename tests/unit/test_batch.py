@@ -101,7 +101,11 @@ USELESS = [
     ("slurm", "workdir: sub", "workdir: {here}/sub does not exist"),
     ("slurm", "python: ./venv/bin/python", "python: {here}/venv/bin/python does not exist"),
     ("slurm", "nodes: [a, b]", "nodes: Slurm chooses the hosts: set nodes to the number of nodes; "),
-    ("slurm", "nodes: 2\nspares: rest", "spares: set slurm.nodes to the total number of nodes"),
+    (
+        "slurm",
+        "nodes: 2\nspares: rest",
+        "spares: Slurm chooses the hosts: set spares: rest, and slurm.nodes to the total",
+    ),
     ("grid-engine", "nodes: 2", "grid_engine.pe: name a parallel environment"),
     ("grid-engine", "restarts: {requeue: 2}", "distlaunch can't requeue Grid Engine jobs; remove it"),
     ("pbs", "nodes: [a, b]", "nodes: PBS chooses the hosts: set nodes to the number of nodes"),

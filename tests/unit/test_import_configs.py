@@ -207,7 +207,7 @@ def test_a_line_of_mpirun_becomes_a_job(line: str, keys: dict[str, Any]) -> None
 WRONG_MPIRUN = [
     *((line, "expected") for line in ("mpirun -n 2", "torchrun t.py", "")),
     ("mpirun -np abc python t.py", "-np abc: expected a number"),
-    ("mpirun -n 1 python a.py : -n 2 b.py", "`: -n 2 b.py`: remove the second program"),
+    ("mpirun -n 1 python a.py : -n 2 b.py", "`: -n 2 b.py`: remove everything from the colon on"),
     ("mpirun -n 8 -H a:2,b:2 python t.py", "-n 8: the hosts have only 4 slots"),
     ("mpirun -n 3 -N 2 python t.py", "-n 3 is not a multiple of 2"),
     ("mpirun -n $N python t.py", r"-n \$N: write the value"),

@@ -87,7 +87,7 @@ def test_hostfiles_of_three_tools_are_read(
     assert nodes[0].reach == Ssh(expected[0][0], "me" if "@" in text else None)
 
 
-PORT = 'write "b slots=2222" in a hostfile; for a port, use ssh_config or nodes: [{host: b, port: 2222}]'
+PORT = 'write "b slots=2222" in a hostfile; for an SSH port, use ssh_config or nodes: [{host: b, port: 2222}]'
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_defaults_of_the_smallest_job(load: Load, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     {
-        "\n  - b[03-04]\n  - {host: 'a[1,3]', gpus: 2}\n  - z": map(Ssh, ("b03", "b04", "a1", "a3", "z")),
+        "\n  - b[03-04]\n  - {host: 'a[1,3]', gpus: 2}\n  - z": [*map(Ssh, ("b03", "b04", "a1", "a3", "z"))],
         "['fe80::1%eth0', 10.0.0.1]": [Ssh("fe80::1%eth0"), Ssh("10.0.0.1")],
         "[me@a, {host: me@b, user: you}, me@corp@c]": [Ssh("a", "me"), Ssh("b", "you"), Ssh("c", "me@corp")],
         "[localhost]": [Local()],

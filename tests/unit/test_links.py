@@ -41,11 +41,17 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "slow node": (pairs(ab=1.0, bc=1.5, bd=1.0), ["warning b: with every other node is slow: 1.5 GB/s"]),
     "slow pair": (pairs(bc=2.0), ["warning b, c: between them is slow: 2 GB/s"]),
     "slow for a moment": ([*pairs(bc=2.0), row("pair", (1, 2), 9.0)], []),
-    "pair hangs": (pairs(ad=0.0), ["error a, d: between them doesn't complete"]),
-    "node hangs": (pairs(ad=0.0, bd=0.0, cd=0.0), ["error d: with every other node doesn't complete"]),
+    "pair hangs": (pairs(ad=0.0), ["error a, d: between them doesn't complete: timed out"]),
+    "node hangs": (
+        pairs(ad=0.0, bd=0.0, cd=0.0),
+        ["error d: with every other node doesn't complete: timed out"],
+    ),
     "node and pair": (
         pairs(ad=1.0, bd=1.0, cd=1.0, ab=0.0),
-        ["error a, b: between them doesn't complete", "warning d: with every other node is slow: 1 GB/s"],
+        [
+            "error a, b: between them doesn't complete: timed out",
+            "warning d: with every other node is slow: 1 GB/s",
+        ],
     ),
     "slow GPUs": (
         [row("alone", [peer], 50.0 if peer == 2 else 300.0) for peer in range(4)] + pairs(),

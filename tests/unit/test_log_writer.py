@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from distlaunch.observers import run_directory as module
 from distlaunch.observers.run_directory import LogWriter
-from tests.unit.samples import PAGE, Pipe, bounded, longest_file, open_files
+from tests.unit.samples import PAGE, Pipe, bounded, longest_file, no_room, open_files
 
 pytestmark = pytest.mark.timeout(60)
 """A pipe that nothing comes out of would be waited for."""
@@ -239,3 +239,12 @@ def test_all_data_is_in_its_file_in_order_and_few_files_are_open(
             assert not expected or Path(directory, name).read_bytes() == expected
         writer.close()
         assert open_files(directory) == 0 and writer.lost_bytes == 0
+
+
+def test_writes_without_a_thread(writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", no_room)
+    for text in (b"one ", b"two "):
+        writer.append("log", text)
+    assert (tmp_path / "log").read_bytes() == b"one two "
+    writer.close()
+    assert writer.lost_bytes == 0

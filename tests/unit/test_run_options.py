@@ -84,7 +84,7 @@ REFUSED = [
     (Typed(save="t.py"), "nodes=1", "--save t.py: File exists"),
     (Typed(hosts="-o"), "name=x", "-H: a host name can't begin with a dash"),
     (Typed(hosts="a,a"), "name=x", "-H: nodes[1]: a is listed twice"),
-    (Typed(hosts="a:22"), "name=x", "for a port, use ssh_config or nodes: [{host: a, port: 22}]"),
+    (Typed(hosts="a:22"), "name=x", "for an SSH port, use ssh_config or nodes: [{host: a, port: 22}]"),
     (Typed(hosts="a:2,b:4", ranks=8), "name=x", "-n 8: the job would have 6 ranks on 2 nodes"),
 ]
 

@@ -554,6 +554,8 @@ STOPPED_AGENT = messages.AgentLeaving(1, signal.SIGTERM)
 ROOT_CAUSES: dict[str, tuple[list[Event], Blamed]] = {
     "ranks that are stopped": ([ended(1, 7), ended(0, -15, 1), ended(2, -15, 1), ended(3, 1, 2)], (7, 1, 0)),
     "an earlier exit that arrives later": ([ended(0, 1, 2), ended(2, 7, 1)], (7, 2, 1)),
+    "the earliest of three": ([ended(0, 1, 3), ended(2, 7, 2), ended(3, -11, 1)], (139, 3, 1)),
+    "two at the same time": ([ended(0, 1, 2), ended(2, 7, 2)], (1, 0, 0)),
     "an earlier success": ([ended(0, 1, 2), ended(2, 0, 1)], (1, 0, 0)),
     "a rank that ends twice": ([ended(0, 1), ended(0, 9, -1)], (1, 0, 0)),
     "after a success": ([ended(0, 0), ended(2, 3)], (3, 2, 1)),
@@ -566,6 +568,9 @@ ROOT_CAUSES: dict[str, tuple[list[Event], Blamed]] = {
     "the first not started": ([unstarted(0, errno.ENOENT), unstarted(2, errno.EACCES)], (127, 0, 0)),
     "a start that fails afterwards": ([ended(0, 1), unstarted(2, errno.ENOENT)], (1, 0, 0)),
     "an agent that takes its workers with it": ([STOPPED_AGENT, ended(2, -15), lost(1)], (71, None, 1)),
+    "leaving afterwards": ([ended(0, 1), STOPPED_AGENT], (1, 0, 0)),
+    "a late refusal": ([ended(0, 1), messages.PortRefused(0, "late", ())], (1, 0, 0)),
+    "a late route": ([ended(0, 1), messages.RouteFailed(1, MASTER, "late")], (1, 0, 0)),
     # A rank that lost its peer may end before the one that it lost.
     "a victim, then sys.exit without a word": ([victim(0), ended(1, 7, 0.5)], (7, 1, 0)),
     "a victim, then a killed rank": ([victim(0), ended(1, -9, 0.5)], (137, 1, 0)),
@@ -665,7 +670,7 @@ def test_ignores_a_local_rank_that_the_plan_does_not_have() -> None:
 # The end of nodes
 
 
-LOST_BYTES = "4096 bytes of rank 2's stderr were lost: its node can't buffer more in TMPDIR; print less"
+LOST_BYTES = "4096 bytes of rank 2's stderr were lost: its node buffers at most 1 GiB in TMPDIR; print less"
 UNCONFIRMED = "b: lost before it confirmed its cleanup; its ranks exit within 40 s"
 ALL_SUCCEED = [ended(rank, 0) for rank in range(4)]
 
@@ -807,7 +812,22 @@ def test_passes_on_the_signals_that_the_job_names(name: str, reaches: str) -> No
     assert wanted(actions) == on_both(Close, STOP_S, signal.Signals[reaches])
 
 
+def test_a_signal_while_a_retry_waits_ends_the_job() -> None:
+    job = History(f"{JOB}nodes: [a]")
+    job.feed(dropped(0))
+    assert wanted(job.feed(SIGINT, after=1.0)) == [Drop(0), Finish()]
+
+
 # Time limits
+
+
+def test_a_job_that_is_stopping_has_no_other_time_limit() -> None:
+    job = History(with_times("job: 20s")).to_stopping()
+    ends_at = job.now + STOP_S + STOP_MARGIN_S
+    job.tick()  # who has not ended is named
+    assert job.state.next_due == ends_at
+    job.wait(18.0)
+    assert job.blamed == (7, 0, 0)
 
 
 @pytest.mark.parametrize("phase", [*PHASES, "restarting"])
