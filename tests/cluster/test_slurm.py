@@ -219,7 +219,7 @@ FAILS = ("--", "sh", "-c", "[ $RANK = 2 ] && exit 6; exec sleep 600")
     [
         ("-n2 --gpus-per-task=1", ("--", "true"), 2, "instead of --gpus-per-task"),
         ("-n2 --gpus-per-task=1", ("--virtual-local-rank", "--", "true"), 0, ""),
-        ("-n1", ("--", "nosuchprogram"), 127, "nosuchprogram: No such file or directory"),
+        ("-n1", ("--", "nosuchprogram"), 127, "nosuchprogram: not found in PATH on its node"),
         ("-n1", ("--", "/etc/passwd"), 126, "/etc/passwd: Permission denied"),
         ("-n1", ("true",), 2, "unexpected true; usage: distlaunch exec"),
         ("-n3", FAILS, 6, "rank 2 (host1) failed first"),

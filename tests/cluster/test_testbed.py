@@ -354,6 +354,13 @@ def banner_argv(host: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Hosts]:
+    """Two hosts."""
+    with brought_up(tmp_path / "bed", 2) as bed:
+        yield bed
+
+
 def test_a_cut_host_is_silent_until_it_is_healed(pair: Hosts) -> None:
     address = (pair.hosts["host1"].address, 22)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as controller:
