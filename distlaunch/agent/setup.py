@@ -169,12 +169,12 @@ class Environment:
             _call([conda[0], "env", "create", "--yes", "--prefix", new, "--file", setup.files[0]], env)
         elif setup.kind == "uv":
             self._fill_by_uv(new, env)
-        elif setup.kind == "controller":
-            _call([python, "-m", "venv", new], env)
-            if setup.files:
-                _call([new + "/bin/pip", "install", "--no-index", "--no-deps", *setup.files], env)
         else:
             _call([python, "-m", "venv", new], env)
+            if setup.kind == "controller":
+                if setup.files:
+                    _call([new + "/bin/pip", "install", "--no-index", "--no-deps", *setup.files], env)
+                return
             inside = {"VIRTUAL_ENV": new, "PATH": "%s/bin:%s" % (new, env.get("PATH", os.defpath))}
             _call(["/bin/sh", "-ec", setup.run], {**env, **inside})
 

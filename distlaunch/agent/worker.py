@@ -285,7 +285,10 @@ def unstarted(node: int, spec: WorkerSpec, stage: str, code: int, why: str = "")
     subject = _subject(spec, stage)
     if stage == "exec" and code == errno.ENOENT:
         here = os.path.exists(os.path.join(spec.cwd, subject))
-        stage = ("interpreter" if here else stage) if "/" in subject else "beside" if here else "search"
+        if "/" not in subject:
+            stage = "beside" if here else "search"
+        elif here:
+            stage = "interpreter"
     words = _longest(spec) if code == errno.E2BIG else _BY_STAGE.get(stage) or _BY_CODE.get(code)
     why = why or "%s: %s" % (subject, words or os.strerror(code))
     return WorkerUnstarted(node, spec.local_rank, stage, code, why)

@@ -61,6 +61,11 @@ class Program(Frozen):
     role: str = "default"
 
     @property
+    def fixed_env(self) -> dict[str, str]:
+        """Return the environment variables without placeholders, which also apply to the `setup`."""
+        return {name: value.text for name, value in self.env.items() if "{" not in value.text}
+
+    @property
     def arguments(self) -> tuple[str, ...]:
         """Return the arguments, with placeholders."""
         return (*self.words[1:], *self.args)

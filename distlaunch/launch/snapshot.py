@@ -34,7 +34,7 @@ from distlaunch.agent.wire import MAX_OUTPUT
 from distlaunch.errors import DistlaunchError, JobError, UsageError, reason
 from distlaunch.job.spec import DEFAULT_BASE, JobSpec, Setup, Tree
 from distlaunch.job.text import path_in
-from distlaunch.launch import wheels
+from distlaunch.launch.wheels import wheels_of
 from distlaunch.observers.run_directory import CODE, RunDirectory, fd_of
 from distlaunch.wording import listed, size_words
 
@@ -51,10 +51,14 @@ TRIES = 3
 MAX_DIFF = 8 << 20
 
 
+WHEELS = ".distlaunch-wheels"
+"""The directory for packages from this machine, in the root of the job's code on the nodes."""
+LISTS = ("uv.lock", "requirements.txt", "pyproject.toml")
+"""The files in the workdir that may list the packages; the first one found counts."""
 PYTHON_VERSION = ".python-version"
 LOCKS = {
-    "uv": (*wheels.SOURCES, PYTHON_VERSION),
-    "controller": wheels.SOURCES,
+    "uv": (*LISTS, PYTHON_VERSION),
+    "controller": LISTS,
     "conda": ("environment.yml", "environment.yaml"),
 }
 """The files in the workdir that determine the content of an environment."""
@@ -78,7 +82,7 @@ def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry
         what = f"the code in {spec.program.workdir} has none of {', '.join(names)}"
         raise spec.error("setup", f"{what}: create one or, if it exists, {_INCLUDE}")
     if setup.kind == "controller":
-        packages = (entry for entry in sorted(entries) if entry.path.startswith(f"{wheels.DIRECTORY}/"))
+        packages = (entry for entry in sorted(entries) if entry.path.startswith(f"{WHEELS}/"))
         found = {entry.path: entry.content for entry in packages}
     key = digest_of(json.dumps([setup.kind, setup.run, spec.program.python, *found.items()]).encode())
     return spec._replace(tree=tree._replace(environment=key), setup=setup._replace(files=tuple(found)))
@@ -253,12 +257,11 @@ def _entries(store: Store, spec: JobSpec, root: str, directory: str, paths: Iter
 def _packages(store: Store, spec: JobSpec, present: set[str]) -> list[Entry]:
     """Return the entries of packages for `setup: {from: controller}`. `present` contains the code's paths."""
     program = spec.program
-    lists = [path for name in wheels.SOURCES if (path := path_in(program.workdir, name)) in present]
+    lists = [path for name in LISTS if (path := path_in(program.workdir, name)) in present]
     if not (spec.setup and spec.setup.kind == "controller" and lists):
         return []
-    env = {name: value.text for name, value in program.env.items() if "{" not in value.text}
-    found = wheels.wheels_of(lists[0], program.python, env)
-    return [_entry(store, path, source, os.lstat(source)) for path, source in found.items()]
+    found = wheels_of(lists[0], program.python, program.fixed_env)
+    return [_entry(store, f"{WHEELS}/{os.path.basename(path)}", path, os.lstat(path)) for path in found]
 
 
 def _too_large(
@@ -284,11 +287,7 @@ def _wanted(spec: JobSpec, root: str, listed: Iterable[str]) -> Iterator[str]:
         paths -= {*_matching(spec, patterns, paths)}
     runs = os.path.relpath(os.path.realpath(spec.logs.directory), root)
     for path in paths:
-        if (
-            path != runs
-            and not path.startswith((f"{runs}/", wheels.DIRECTORY))
-            and not ABOUT_RUN.search(path)
-        ):
+        if path != runs and not path.startswith((f"{runs}/", WHEELS)) and not ABOUT_RUN.search(path):
             yield path
 
 

@@ -4,13 +4,9 @@ They are kept in BASE/wheels/KEY, and are part of the job's code. KEY depends on
 on the Python and the index that they are for.
 """
 
-import glob
 import os
-import platform
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 
@@ -19,20 +15,18 @@ from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import DEFAULT_BASE
 from distlaunch.wording import cut
 
-DIRECTORY = ".distlaunch-wheels"
-"""The directory for the packages, in the root of the job's code on the nodes."""
-SOURCES = ("uv.lock", "requirements.txt", "pyproject.toml")
-"""The files in the workdir that may list the packages; the first one found counts."""
 STALE_S = 30 * 86400.0
 """Seconds without use after which packages are removed."""
 
 
-def wheels_of(source: str, python: str | None, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the paths of the packages that the file `source` lists, by their paths in the code on the nodes.
+def wheels_of(source: str, python: str | None, env: Mapping[str, str]) -> list[str]:
+    """Return the paths on this machine of the packages that the file `source` lists.
 
     pip builds or downloads them for `python` unless they are there already. `env` contains variables for pip
     and uv. Raises OSError or `DistlaunchError`.
     """
+    import shutil  # slow to import, and few jobs need it
+
     given = os.path.expanduser(python or sys.executable)
     path = shutil.which(given)
     if path is None:
@@ -42,7 +36,7 @@ def wheels_of(source: str, python: str | None, env: Mapping[str, str]) -> dict[s
     env = {**os.environ, **env}
     index = sorted(each for each in env.items() if each[0].startswith(("PIP_", "UV_")))
     with open(source, "rb") as file:
-        of_python = f"{os.path.realpath(path)} {platform.machine()} {index}"
+        of_python = f"{os.path.realpath(path)} {os.uname().machine} {index}"
         key = digest_of(file.read() + os.fsencode(of_python))[:16]
     base = os.path.join(os.path.expanduser(DEFAULT_BASE), "wheels")
     os.makedirs(base, 0o700, exist_ok=True)
@@ -51,8 +45,9 @@ def wheels_of(source: str, python: str | None, env: Mapping[str, str]) -> dict[s
         os.utime(ready)
     else:
         _tidy(base)
-        new = tempfile.mkdtemp(prefix=f"{key}.", dir=base)
+        new = f"{ready}.{os.urandom(4).hex()}"
         try:
+            os.mkdir(new, 0o700)
             _fill(new, path, source, env)
             os.rename(new, ready)
         except OSError:
@@ -60,13 +55,13 @@ def wheels_of(source: str, python: str | None, env: Mapping[str, str]) -> dict[s
                 raise
         finally:
             shutil.rmtree(new, ignore_errors=True)
-    return {
-        f"{DIRECTORY}/{os.path.basename(path)}": path for path in glob.glob(f"{glob.escape(ready)}/*.whl")
-    }
+    return [os.path.join(ready, name) for name in os.listdir(ready) if name.endswith(".whl")]
 
 
 def _tidy(base: str) -> None:
     """Remove packages that no run has used for a long time, and what killed runs have left."""
+    import shutil
+
     for entry in os.scandir(base):
         if time.time() - entry.stat().st_mtime > STALE_S:
             shutil.rmtree(entry.path, ignore_errors=True)
@@ -74,6 +69,8 @@ def _tidy(base: str) -> None:
 
 def _fill(directory: str, python: str, source: str, env: Mapping[str, str]) -> None:
     """Put a wheel of each package that `source` lists into `directory`. Raises as `wheels_of` does."""
+    import shutil
+
     workdir, name = os.path.split(source)
     own = os.path.join(directory, "venv")  # environments of uv have no pip
     wanted = os.path.join(directory, "wanted.txt")

@@ -27,10 +27,9 @@ def request(state: State, node: int) -> Send:
     assert tree is not None
     program = state.spec.program_of(state.spec.pool[node])
     if wanted := state.spec.setup:
-        texts = ((name, value.text) for name, value in program.env.items() if "{" not in value.text)
         packages = wanted.kind == "controller"  # in the tree's root
         workdir = f"{tree.base}/runs/{state.run_id}" if packages else program.workdir
-        where = (workdir, program.python or "", dict(texts), state.spec.limits.setup_s)
+        where = (workdir, program.python or "", program.fixed_env, state.spec.limits.setup_s)
         setup = messages.Setup(tree.environment, wanted.kind, wanted.run, wanted.files, *where)
     return Send(node, messages.PlaceTree(state.run_id, tree.digest, tree.base, setup))
 

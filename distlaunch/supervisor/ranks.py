@@ -348,8 +348,9 @@ def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> St
     """
     words = words_of(event.status, event.words, event.error_record)
     if words.peer_gone:
-        facts = {"timed_out": words.timed_out, "on_gpu": words.on_gpu}
-        state = root_cause.with_exit(state, rank, peer_gone=True, **facts)
+        state = root_cause.with_exit(
+            state, rank, peer_gone=True, timed_out=words.timed_out, on_gpu=words.on_gpu
+        )
     if words.stack:
         state = state.with_worker(rank, stack=words.stack)
     if state.phase is not Phase.RUNNING:
