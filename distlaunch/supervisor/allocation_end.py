@@ -28,6 +28,8 @@ from distlaunch.wording import listed
 
 ASK_S = 1.0
 """Seconds for the scheduler to answer. A failure must not wait longer."""
+ASK_CALMLY_S = 5.0
+"""Seconds for the scheduler to say when the job ends. A termination warning comes long before that."""
 SPARE_S = 5.0
 """Seconds of the remaining time reserved for ending the job."""
 STATUS = 128 + signal.SIGTERM
@@ -45,7 +47,7 @@ def ask_before_failing(found: AttemptFailed, state: State, now: float) -> Step:
         known = state.asked.cause
         cause = found.cause if known is None or _explains(found.cause, known) else known
         asked = Asked(cause, state.asked.also + found.also)
-        return state.unwatched()._replace(asked=asked), ()
+        return _hold(state.unwatched(), asked, now), ()
     may_come_from_it = found.cause.rank is None or found.cause.exit_status in _BY_SIGNALS
     if not _scheduler_answers(state) or not may_come_from_it:
         return restarting.attempt_failed(found, state, now)
@@ -60,7 +62,7 @@ def ask_before_ending(found: JobOver, state: State, now: float) -> Step:
     if found.asked or not _may_be_by_scheduler(found.cause, state) or not _scheduler_answers(state):
         return stopping.end_job(found, state, now)
     asked = Asked(found.cause)
-    return (state._replace(asked=asked), ()) if state.asked else _ask(state, asked, now)
+    return (_hold(state, asked, now), ()) if state.asked else _ask(state, asked, now)
 
 
 def _may_be_by_scheduler(cause: Cause | None, state: State) -> bool:
@@ -89,7 +91,9 @@ def termination_warning(found: TerminationWarning | WarningReceived, state: Stat
     state = state._replace(warned=True)
     if state.asked:
         return state, ()
-    return _ask(state, Asked(), now) if _scheduler_answers(state) else _warn_ranks(state, None, now)
+    if not _scheduler_answers(state):
+        return _warn_ranks(state, None, now)
+    return _ask(state, Asked(), now, ASK_CALMLY_S)
 
 
 def _scheduler_answers(state: State) -> bool:
@@ -97,8 +101,15 @@ def _scheduler_answers(state: State) -> bool:
     return allocation is not None and (allocation.answers or allocation.queued)
 
 
-def _ask(state: State, asked: Asked, now: float) -> Step:
-    return state._replace(asked=asked).with_timer(Timer.ASK, now + ASK_S), (AskScheduler(),)
+def _ask(state: State, asked: Asked, now: float, within_s: float = ASK_S) -> Step:
+    return state._replace(asked=asked).with_timer(Timer.ASK, now + within_s), (AskScheduler(),)
+
+
+def _hold(state: State, asked: Asked, now: float) -> State:
+    """Hold back `asked`, too, until the scheduler answers. Only a termination warning was waiting calmly."""
+    calmly = state.asked is not None and state.asked.cause is None
+    state = state._replace(asked=asked)
+    return state.with_timer(Timer.ASK, now + ASK_S) if calmly else state
 
 
 def on_allocation_reported(event: AllocationReported, state: State, now: float) -> Step:

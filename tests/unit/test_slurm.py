@@ -271,6 +271,19 @@ def test_gives_a_termination_warning_once_with_the_time_left() -> None:
     assert phase(job) is Phase.RUNNING
 
 
+def test_a_termination_warning_waits_for_the_time_left_but_a_failure_does_not() -> None:
+    job = inside(SLURM_JOB, "on_warning: USR1")
+    assert asks(job.feed(WarningReceived(0, 10)))
+    assert not job.wait(4.0), "Slurm is slow to answer"
+    job.feed(lost(1))
+    job.wait(1.0)
+    assert phase(job) is Phase.STOPPING
+    assert cause(job).startswith("b was lost: Connection reset by peer; not restarting")
+    job = inside(SLURM_JOB, "on_warning: USR1")
+    job.feed(WarningReceived(0, 10))
+    assert texts(job.wait(5.0)) == ["Slurm job 17 ends soon: sent SIGUSR1 to all ranks (on_warning)"]
+
+
 def test_a_termination_warning_that_stops_ranks_gives_them_the_time_left() -> None:
     job = inside(SLURM_JOB)
     job.feed(WarningReceived(0, 10))
