@@ -25,10 +25,15 @@ def refuse_unquotable(directory: Path) -> None:
 
 
 def sshd_config(testbed: Testbed, host: Host, extra: str = "") -> str:
-    """Return the configuration of a host's sshd, which allows only keys and uses only its own files."""
+    """Return the configuration of a host's sshd, which allows only keys and uses only its own files.
+
+    The default key exchange of OpenSSH 9.0 to 9.8, sntrup761, takes 0.1 s of CPU time for each login. Newer
+    defaults are about as fast as curve25519.
+    """
     directory = testbed.directory(host)
     return f"""\
 ListenAddress {host.address}:{host.port}
+KexAlgorithms curve25519-sha256
 HostKey "{directory / "host_key"}"
 PidFile "{directory / "sshd.pid"}"
 AuthorizedKeysFile "{testbed.dir / "id_ed25519.pub"}"

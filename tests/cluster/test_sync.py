@@ -313,4 +313,4 @@ def test_several_nodes_on_one_machine_and_a_detached_run_get_the_code(desk: Desk
 def test_kills_at_random_moments_leave_no_store_wrong(site: Site) -> None:
     from tests.faults.sync import series  # which needs what is above
 
-    series(site, 3, 1)
+    series(site, kills=3, seed=1, files=500)

@@ -233,7 +233,8 @@ def test_names_the_setting_where_a_connection_cannot_be_kept(site: Site) -> None
 WAITS = """
 import os, signal
 e = os.environ
-os.write(1, f"ready {e['RANK']} {os.getpid()} {e['LOCAL_RANK']} {e['MASTER_ADDR']}\\n".encode())
+tree = os.getcwd().partition("/runs/")[0]
+os.write(1, f"ready {e['RANK']} {os.getpid()} {e['LOCAL_RANK']} {e['MASTER_ADDR']} {tree}\\n".encode())
 signal.pause()
 """
 JOB = """
@@ -273,12 +274,12 @@ def job_in(directory: Path) -> Path:
 
 
 def test_ranks_run_in_pods_and_end_with_a_killed_one(bed: Bed, tmp_path: Path, kubectl: Env) -> None:
-    before = bed.processes()
-    with running(job_in(tmp_path), env=kubectl("")) as run:
+    before, store = bed.processes(), f"{tmp_path}/there"
+    with running(job_in(tmp_path), "--set", f"sync.to={store}", env=kubectl("")) as run:
         ranks, first = run.wait_ready(2), bed.hosts["host1"].address
         assert sorted(run.stdout.splitlines()) == [
-            f"[trainer-1:0] ready 0 {ranks[0]} 0 {first}",
-            f"[trainer-2:1] ready 1 {ranks[1]} 0 {first}",
+            f"[trainer-1:0] ready 0 {ranks[0]} 0 {first} {store}",
+            f"[trainer-2:1] ready 1 {ranks[1]} 0 {first} {store}",
         ]
         assert "2 nodes from Kubernetes (app=train): trainer-1, trainer-2" in run.stderr
         kill(ranks[1])

@@ -15,8 +15,8 @@ from tests.cluster.hosts import Site, bed_of
 from tests.cluster.test_sync import Desk, desk_of
 from tests.harness import children_of, command_line, kill, running, wait_until
 
-FILES, SIZE, LATEST_S = 2000, 20_000, 1.6
-"""Files of the code, their largest size in bytes, and the latest moment after the first agent's start."""
+SIZE, LATEST_S = 20_000, 1.6
+"""The largest size of a file in bytes, and the latest moment after the first agent's start."""
 
 
 def pythons(desk: Desk) -> list[int]:
@@ -32,9 +32,9 @@ def victims(desk: Desk, who: str) -> list[int]:
     return agents if who == "agent" else [pid for pid in mine if pid not in agents]
 
 
-def strike(desk: Desk, chance: random.Random) -> str:
+def strike(desk: Desk, chance: random.Random, files: int) -> str:
     """Kill somebody at a random moment, and check what is left."""
-    for number in chance.sample(range(FILES), FILES // 3):
+    for number in chance.sample(range(files), files // 3):
         (desk.repository / f"package/{number}.bin").write_bytes(chance.randbytes(chance.randrange(SIZE)))
     who, after_s = chance.choice(["controller", "guardian", "agent"]), chance.uniform(0, LATEST_S)
     with running(desk.job(timeouts={"stop": "1s", "connect": "120s"}), env=desk.env) as run:
@@ -66,14 +66,14 @@ def check(desk: Desk) -> None:
                 assert "__pycache__" in path or is_as_listed(str(tree / path), entries[path]), tree / path
 
 
-def series(site: Site, kills: int, seed: int) -> None:
+def series(site: Site, kills: int, seed: int, files: int) -> None:
     """So many kills, with a line for each. AssertionError if anything is wrong afterwards."""
     desk, chance = desk_of(site), random.Random(seed)
-    for number in range(FILES):
+    for number in range(files):
         (desk.repository / f"package/{number}.bin").write_bytes(chance.randbytes(SIZE))
     for number in range(kills):
         try:
-            print(f"{number:>4} {strike(desk, chance)}", flush=True)
+            print(f"{number:>4} {strike(desk, chance, files)}", flush=True)
         except AssertionError as error:
             raise type(error)(f"{error}\nkill {number} of seed {seed}") from error
 
@@ -82,12 +82,13 @@ def main() -> None:
     """Run a series from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--files", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         bed = stack.enter_context(bed_of(3, Path(directory) / "bed"))
-        series(Site(bed, Path(directory), stack), given.kills, given.seed)
+        series(Site(bed, Path(directory), stack), given.kills, given.seed, given.files)
 
 
 if __name__ == "__main__":
