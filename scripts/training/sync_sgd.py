@@ -24,13 +24,12 @@ def average_gradients(model: nn.Module) -> None:
             parameter.grad /= dist.get_world_size()
 
 
-@torch.no_grad()
 def update(model: nn.Module, velocities: list[Tensor]) -> None:
-    """Take a step with momentum, like torch.optim.SGD, whose import would take a second."""
+    """Take a step with momentum, like torch.optim.SGD, whose first use would take a second."""
     for parameter, velocity in zip(model.parameters(), velocities, strict=True):
         if parameter.grad is not None:
             velocity.mul_(0.9).add_(parameter.grad)
-            parameter.sub_(0.1 * velocity)
+            parameter.data -= 0.1 * velocity
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, steps: int) -> None:
