@@ -26,7 +26,7 @@ Other parts:
     runs/             runs, identified by their directories: ps, logs, attach, stop, replay; why a run failed
                       (also from agent/evidence), and pages about it
     api               runs from Python, each controlled by a child process (cli/child)
-    code              the code that a job brings to its nodes: launch/snapshot, supervisor/placing and
+    code              the code that a job copies to its nodes: launch/snapshot, supervisor/placing and
                       agent/tree; agent/setup builds the environment
     cli/schemas       JSON Schemas of the output of --json
     at the top        errors, signals, wording (counts, durations and lists for messages), and here

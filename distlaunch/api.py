@@ -45,6 +45,7 @@ from distlaunch.runs.report import report_of
 from distlaunch.runs.run import Run as Status
 from distlaunch.runs.run import directories, document_in, find, living, run_in
 from distlaunch.runs.why import Explanation, explain
+from distlaunch.wording import exit_words
 
 LOOK_S = 0.05
 """Seconds between two checks of a run directory."""
@@ -65,7 +66,7 @@ class RunError(DistlaunchError):
 
 
 class RankError(RunError):
-    """A rank of `call` without a result. `traceback` is the text of its exception's traceback, if any."""
+    """The error for a rank of `call` without a result. `traceback` is its exception's traceback, if any."""
 
     def __init__(self, result: "Result", rank: int, traceback: str) -> None:
         super().__init__(result)
@@ -76,7 +77,7 @@ class RankError(RunError):
 
 
 class RootCause(Frozen):
-    """Why a run failed: the `rank` or `node` that caused it, if any, and the rank's `last_output`.
+    """The reason why a run failed: the `rank` or `node` at its root, if any, and the rank's `last_output`.
 
     `kind` is exception, exit, signal, oom, collective, stall or node_lost; None for any other cause.
     """
@@ -175,6 +176,8 @@ class Job:
         _file: str | None = None,
         **keys: Any,
     ) -> None:
+        if script or _file:  # -m would exclude these
+            keys["module"], module = module, None
         given = {"script": script, "nodes": list(nodes) if isinstance(nodes, tuple) else nodes, **keys}
         settings = {name: value for name, value in given.items() if value is not None}
         overrides = []
@@ -236,7 +239,8 @@ def _started(request: Mapping[str, Any]) -> "tuple[str, str, subprocess.Popen[by
         _dismiss(child)
         raise
     _dismiss(child)
-    what = f"the controller ended with status {child.returncode} before the job started"
+    was = "was " if child.returncode < 0 else ""
+    what = f"before the job started, its controller {was}{exit_words(child.returncode)}"
     raise DistlaunchError(known.get("error", f"{what}; a traceback, if any, is on stderr"))
 
 
@@ -414,7 +418,7 @@ def call(function: Callable[..., Any] | str, *args: Any, procs: int = 1, **more:
 
     `function` is "package.module:name", or a function. Lambdas, nested functions and those of `__main__` need
     cloudpickle. `procs` is the number of ranks per node. Job file keys in `more`, such as `nodes`, apply to
-    the job. All other arguments are passed to the function. Raises `RankError` if it raised an exception.
+    the job. All other arguments are passed to the function. Raises `RankError` if a rank did.
     """
     keys = {name: value for name, value in more.items() if name.partition(".")[0] in JOB.fields}
     packed = _packed_call(function, args, {name: value for name, value in more.items() if name not in keys})
@@ -451,8 +455,9 @@ def _packed_call(function: Callable[..., Any] | str, args: Any, kwargs: Any) -> 
         try:
             import cloudpickle
         except ImportError:
-            text = f"the ranks can't import {function.__qualname__}: move it to the top level of a module"
-            raise UsageError(f"{text}, or pip install 'distlaunch[call]'") from None
+            text = f"the ranks can't import {function.__qualname__}: define it at the top level of a module"
+            hint = "that you import, or pip install 'distlaunch[call]' here and on the nodes"
+            raise UsageError(f"{text} {hint}") from None
         target = None, cloudpickle.dumps(function)
     whole = pickle.dumps((sys.version_info[:2], *target, pickle.dumps((args, kwargs))))
     packed = base64.b64encode(zlib.compress(whole)).decode()

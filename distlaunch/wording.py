@@ -141,10 +141,13 @@ def _bracket(text: str) -> list[str]:
     for item in text.split(","):
         found = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", item)
         if not found:
-            raise ValueError(f'"[{text}]" is not a range; write [1-4] or [1,3,7]')
+            address = "; write an IPv6 address without brackets" if ":" in text else ""
+            raise ValueError(f'"[{text}]" is not a range; write [1-4] or [1,3,7]{address}')
         first, last = found[1], found[2] or found[1]
-        if not 0 <= int(last) - int(first) < MAX_HOSTS:
-            raise ValueError(f'"[{text}]" counts down, or names more than {MAX_HOSTS} hosts')
+        if int(last) < int(first):
+            raise ValueError(f'"[{text}]" counts down; write the smaller number first')
+        if int(last) - int(first) >= MAX_HOSTS:
+            raise ValueError(f'"[{text}]" names more than {MAX_HOSTS} hosts')
         names += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return names
 

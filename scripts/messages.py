@@ -69,7 +69,8 @@ def messages(package: Path) -> list[Message]:
         for function in ast.walk(tree):
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 words = _Words(constants | _assignments(ast.walk(function)))
-                found |= {Message(text, page) for text in _of_function(function, words) if _is_message(text)}
+                texts = (re.sub("…{2,}", "…", text) for text in _of_function(function, words))
+                found |= {Message(text, page) for text in texts if _is_message(text)}
     return sorted(found, key=lambda each: (each.page, re.sub(r"\W+", "", each.text).lower(), each))
 
 

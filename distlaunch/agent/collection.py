@@ -43,7 +43,7 @@ class Collection:
             if next(self._steps, self) is self:
                 return True
         if not self._outbox.has_output:
-            self._outbox.file(b"")  # a sign of life during a long search
+            self._outbox.file(b"")  # a keepalive during a long search
         return False
 
     def _all(self) -> Iterator[None]:
@@ -72,8 +72,8 @@ class Collection:
     def _search(self, directory: str, parts: list[str]) -> Iterator[str]:
         """Yield the paths that match `parts` below a directory, and "" as a sign of progress.
 
-        A matching directory stands for all files below it. A symlink to a directory is followed only if a
-        part is its exact name.
+        A matching directory stands for all files below it. A symlink to a directory is followed only if one
+        of the parts is its exact name.
         """
         yield ""
         first, rest = parts[0], parts[1:]

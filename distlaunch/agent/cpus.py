@@ -55,7 +55,8 @@ def _listed(rank: int, text: str, allowed: set[int]) -> set[int]:
     wanted = cpu_set(text)
     if not wanted <= allowed:
         lacking, available = cpu_list(wanted - allowed), cpu_list(allowed)
-        why = "cpu_binding lists CPU %s, but this node has only %s available" % (lacking, available)
+        what = "cpu_binding lists CPU %s, but this node has only %s available" % (lacking, available)
+        why = what + "; list others, or request more CPUs from the scheduler"
         raise BindingError(why, rank)
     return wanted
 
@@ -103,7 +104,8 @@ def _deal(cores: list[set[int]], count: int, subject: str) -> list[set[int]]:
     """
     each, more = divmod(len(cores), count)
     if not each:
-        raise BindingError("%s need a core each, but only %d are available" % (subject, len(cores)), 0)
+        why = "%s need a core each, but have only %d" % (subject, len(cores))
+        raise BindingError(why + "; use fewer, or another binding, or request more CPUs", 0)
     starts = [i * each + min(i, more) for i in range(count + 1)]
     return [set().union(*cores[start:end]) for start, end in zip(starts, starts[1:])]
 

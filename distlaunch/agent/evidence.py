@@ -61,7 +61,7 @@ class Site:
             self._dump(worker, False, report)
 
     def ask_nccl(self, envs: list[dict[str, str]]) -> None:
-        """Request flight recorder dumps, and NCCL's view. `envs` are the environments of the workers."""
+        """Request flight recorder dumps, and query NCCL's RAS service. `envs` are the workers' variables."""
         for env in envs:
             _request_flight(_pipe_prefix(self._directory, self._attempt) + env.get("RANK", "") + ".pipe")
         address = envs[0].get("NCCL_RAS_ADDR", "")
@@ -199,7 +199,7 @@ def _request_flight(path: str) -> None:
 
 def _ask_ras(address: str) -> bytes:
     """Return the answer of NCCL's RAS service (ras/client_support.cc), or b"" if there is none."""
-    import socket  # in a child only
+    import socket  # needed only in a child
 
     host, _, port = address.rpartition(":")
     try:

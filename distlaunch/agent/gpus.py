@@ -26,7 +26,7 @@ def _is_valid(device: str, present: int) -> bool:
     """Return whether an entry of CUDA_VISIBLE_DEVICES may be a GPU. `present` is their number, if known."""
     if device.isdecimal():
         return not present or int(device) < present
-    return device not in ("", "-1")
+    return device not in ("", "-1", "NoDevFiles")  # the last is Slurm's word for none
 
 
 def _nvidia_gpus() -> int:
@@ -59,8 +59,8 @@ class Utilization:
     def use(self, device: str) -> tuple[int | None, int | None]:
         """Return the utilization of a GPU in percent, and its memory use in bytes; None if unknown.
 
-        `device` is as from `device_of`. The percentage is the share of the last second during which a kernel
-        was running.
+        `device` is as returned by `device_of`. The percentage is the share of the last second during which a
+        kernel was running.
         """
         if self._nvml is None or not device:
             return None, None

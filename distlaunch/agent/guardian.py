@@ -1,7 +1,7 @@
 """The guardian: the agent's parent process, which sweeps leftover processes if the agent dies.
 
 Sweeping requires a live subreaper, so the guardian is a second one, above the agent. The guardian keeps the
-output of the link open until it has swept. Once the link is closed, nothing of the run is left on the node.
+output of the link open until it has swept. Once the link is closed, nothing from the run is left on the node.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
 class Ended(Frozen):
     """The exit of an agent. `exited` is its exit status, or None if it was killed.
 
-    `unswept` is set if some of the agent's descendants resisted the sweep.
+    `unswept` is set if some of the agent's descendants survived the sweep.
     """
 
     exited: int | None

@@ -70,8 +70,8 @@ class WorkerSpec(Frozen):
 
     `paths` are the indices of `argv` items that, like `cwd`, may begin with ~ for the user's home on the
     node. An index above 0 refers to the script. With `one_device`, the worker sees only its own GPU. `shares`
-    lists the descriptors (0, 1), if any, that the worker shares with the command. The agent fills in `cpus`
-    according to `Binding`.
+    lists the descriptors (0, 1), if any, that the worker shares with the controller or launcher. The
+    agent fills in `cpus` according to `Binding`.
     """
 
     local_rank: int
@@ -260,14 +260,14 @@ class Hello(Frozen):
 
 
 class Pong(Frozen):
-    """Answers `Ping`."""
+    """The answer to `Ping`."""
 
     node: int
     at: float
 
 
 class PortHeld(Frozen):
-    """Answers `HoldPort`."""
+    """The answer to `HoldPort`."""
 
     node: int
     port: int
@@ -275,7 +275,7 @@ class PortHeld(Frozen):
 
 
 class PortRefused(Frozen):
-    """Answers `HoldPort` and `Listen`. `owners` lists the port's visible owners as {uid, pid, command}."""
+    """A failed `HoldPort` or `Listen`. `owners` lists the port's visible owners as {uid, pid, command}."""
 
     node: int
     error: str
@@ -290,7 +290,7 @@ class PortUsurped(Frozen):
 
 
 class RouteFound(Frozen):
-    """Answers `FindRoute` for the name or address `asked`.
+    """The answer to `FindRoute` for the name or address `asked`.
 
     `address` is the address that `asked` resolved to. `source` is the node's own address on the route.
     `interfaces` lists all interfaces of the node, and whether each has an address. `named` lists the node's
@@ -309,7 +309,7 @@ class RouteFound(Frozen):
 
 
 class RouteFailed(Frozen):
-    """Answers `FindRoute`: the node can't resolve `asked`, or has no route to it."""
+    """A failed `FindRoute`: the node can't resolve `asked`, or has no route to it."""
 
     node: int
     asked: str
@@ -328,8 +328,8 @@ class WorkerStarted(Frozen):
 class WorkerUnstarted(Frozen):
     """A worker could not be started.
 
-    `stage` is scratch, fork, setup, workdir, script or exec. It is search if the program is in the workdir
-    but not in PATH, and interpreter if the #! line names a missing program.
+    `stage` is scratch, fork, setup, workdir, script or exec; "search" if the program is in the workdir but
+    not in PATH; or "interpreter" if the #! line names a missing program.
     """
 
     node: int
@@ -388,7 +388,7 @@ class RanksStalled(Frozen):
 
 
 class StackDumped(Frozen):
-    """Answers `Capture` for one of its `local_ranks`, with the Python stacks that py-spy printed."""
+    """The answer to `Capture` for one of its `local_ranks`: the Python stacks that py-spy printed."""
 
     node: int
     local_rank: int
@@ -435,7 +435,7 @@ class OutputLost(Frozen):
 
 
 class Stuck(Frozen):
-    """Processes, as {pid, command}, that resist SIGKILL."""
+    """Processes, as {pid, command}, that survived SIGKILL."""
 
     node: int
     processes: Tuple[Any, ...]
@@ -450,7 +450,7 @@ class Swept(Frozen):
 
 
 class Reaped(Frozen):
-    """Answers `Reap`: nothing of the run is left on the node. `processes` counts the processes killed."""
+    """The answer to `Reap`: nothing from the run is left on the node. `processes` counts killed processes."""
 
     node: int
     processes: int
@@ -484,9 +484,9 @@ class Usage(Frozen):
 
 
 class Evidence(Frozen):
-    """Answers `Capture` with an object: the state of the workers and their node, or NCCL's own view.
+    """The answer to `Capture`: the state of the workers and their node, or the answer of NCCL's RAS service.
 
-    Answers `ReadStacks` with one report for each worker: {"stacks": [[local rank, text]]}.
+    `ReadStacks` gets one such report for each worker: {"stacks": [[local rank, text]]}.
     """
 
     node: int
@@ -499,7 +499,7 @@ MAX_LACKS = 5
 
 
 class TreeLacks(Frozen):
-    """Answers `PlaceTree`: contents missing from the node's store, as indices into the manifest.
+    """The answer to `PlaceTree`: contents missing from the node's store, as indices into the manifest.
 
     If there are no indices, the manifest itself is missing.
     """
@@ -516,7 +516,7 @@ class TreeProgress(Frozen):
 
 
 class TreePlaced(Frozen):
-    """Answers `PlaceTree`: the tree is complete, and its files have the right contents.
+    """The answer to `PlaceTree`: the tree is complete, and its files have the right contents.
 
     `environment` is the directory of the requested environment, and `versions` lists its software versions.
     """
@@ -535,7 +535,7 @@ class SetupPrinted(Frozen):
 
 
 class TreeRefused(Frozen):
-    """Answers `PlaceTree`: the tree or, if `placed`, the environment can't be created (`late` = in time)."""
+    """A failed `PlaceTree`: no tree or, if `placed`, no environment; `late` = building it took too long."""
 
     node: int
     error: str
@@ -559,7 +559,7 @@ class FileBegins(Frozen):
 
 
 class FilesEnd(Frozen):
-    """Answers `Collect` after all files.
+    """The answer to `Collect`, after all files.
 
     `left_out` lists (file or pattern, reason). `more` counts those that aren't listed.
     """
@@ -570,7 +570,7 @@ class FilesEnd(Frozen):
 
 
 class Listening(Frozen):
-    """Answers `Listen`."""
+    """The answer to `Listen`."""
 
     node: int
     port: int
@@ -588,7 +588,7 @@ class Dial(Frozen):
 
 
 class Dialed(Frozen):
-    """Answers `DialAll` with a result for each address of each target, in order."""
+    """The answer to `DialAll`, with a result for each address of each target, in order."""
 
     node: int
     results: Tuple[Tuple[Dial, ...], ...]

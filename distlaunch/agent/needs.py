@@ -1,4 +1,4 @@
-"""Before workers start, checks their requirements on the node: directories, program, space and limits."""
+"""Checks the workers' requirements on the node before they start: directories, program, space and limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distlaunch.agent.wire import Message
 SOON_S = 0.05
 """Maximum seconds to wait for facts, so that they can be sent together with the first report."""
 LIMIT_S = 2.0
-"""Seconds after which the ranks start anyway, because a dead file server doesn't answer."""
+"""Seconds after which the ranks start anyway, because a dead file server would never answer."""
 UNCOUNTED = 1 << 50
 """Free bytes to report for a file system that doesn't count them."""
 MAX_READ = 1 << 20
@@ -74,7 +74,7 @@ def _place(needs: Needs) -> Message:
     if all(refused.values()):
         place["unrecorded"] = scratch.no_place(refused)
     place["disks"] = {"temporary": _disk(temporary[0])}
-    if os.access(workdir, os.W_OK):  # it is common that this user can't write to the workdir
+    if os.access(workdir, os.W_OK):  # users often can't write to the workdir
         place["disks"]["workdir"] = _disk(workdir)
     return place
 

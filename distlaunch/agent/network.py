@@ -161,7 +161,7 @@ def route(node: int, host: str) -> RouteFound | RouteFailed:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect(address)  # UDP: looks the route up, sends nothing
+            sock.connect(address)  # UDP: looks up the route, sends nothing
             source = str(sock.getsockname()[0])
     except UnicodeError:
         return RouteFailed(node, host, "not a host name")
@@ -221,7 +221,7 @@ def listen(port: int | None, token: bytes) -> int:
 
     held = Hold(port)
     held.release()
-    held.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * LARGE)  # a lost answer blocks no others
+    held.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * LARGE)  # sending must not block
     held.socket.listen(BACKLOG)
 
     def serve() -> None:

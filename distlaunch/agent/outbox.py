@@ -17,7 +17,7 @@ from distlaunch.agent.poller import Poller
 MEMORY, DISK, SEGMENT = 2 << 20, 1 << 30, 64 << 20
 """Maximum bytes of output in memory, of output in files, and of one file."""
 HOLD_S = 0.1
-"""Seconds within which a link must accept half of the outbox's memory. A slower one mustn't slow a worker."""
+"""Seconds within which a link must accept half of the outbox's memory. Workers don't wait any longer."""
 
 
 class Spool:
@@ -184,7 +184,7 @@ class Outbox:
         self._spool.append(wire.encode(self.node, attempt, rank, data, wire.FLIGHT))
 
     def file(self, data: bytes) -> None:
-        """Queue a piece of a file, at most MAX_OUTPUT bytes, if there is room. b"" is a sign of life."""
+        """Queue a piece of a file, at most MAX_OUTPUT bytes, if there is room. b"" is a keepalive."""
         self._spool.append(wire.encode(self.node, 0, 0, data, wire.FILE))
 
     def report_in_order(self, report: tuple[object, ...]) -> None:
@@ -251,7 +251,7 @@ class Flow:
         self._held.pop(pipe, None)
 
     def sent(self) -> None:
-        """Take note that the link has accepted data."""
+        """Note that the link has accepted data."""
         if not self._outbox.has_output:
             self._is_slow = False
         if self._held and self._outbox.has_room:

@@ -89,11 +89,11 @@ def keep_memory() -> None:
     try:
         bytes(KEPT)  # mapped, then unmapped at once, and never touched
     except MemoryError:
-        pass  # address space is limited, and this was only a hint
+        pass  # address space is limited, and this is only an optimization
 
 
 def make_room(wanted: int) -> None:
-    """Raise the soft limit on descriptors to `wanted`, as far as the hard one allows."""
+    """Raise the soft limit on descriptors to `wanted`, or to the hard limit if that is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

@@ -37,7 +37,7 @@ def places(tmpdir: str | None = None) -> list[str]:
 def no_place(refused: dict[str, str]) -> str:
     """Return an error message that lists the unusable places, each with the reason."""
     tried = "; ".join(["%s: %s" % each for each in refused.items()])
-    return "can't create a directory for error records in %s; set TMPDIR in env" % tried
+    return "can't create a directory for error records in %s; set TMPDIR (env.TMPDIR in a job file)" % tried
 
 
 class Directory:

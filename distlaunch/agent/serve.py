@@ -240,7 +240,7 @@ class Agent:
         if self._link_lost or not self._collection:
             return True
         if not self._link_full:
-            self._poller.after(0.0, "collect", lambda: None)  # go on at once
+            self._poller.after(0.0, "collect", lambda: None)  # continue immediately
             return self._collection.go_on()
         return False
 
@@ -266,8 +266,8 @@ class Agent:
             self._workers.stop(self._grace_s, self._warning)
 
     def _renew_lease(self) -> None:
-        # In two halves: after the whole job was suspended, the controller can still send a heartbeat in the
-        # second half.
+        # Wait in two halves: if the whole job has been suspended, the controller can still send a heartbeat
+        # during the second half.
         half_s = self._lease_s / 2
         self._poller.after(half_s, "lease", lambda: self._poller.after(half_s, "lease", self._lose_link))
 
@@ -331,7 +331,7 @@ class Agent:
         if command.needs is None or isinstance(found, messages.RouteFailed):
             self._outbox.report(found)
             return
-        from distlaunch.agent import needs  # not used by jobs on one machine, which find out when they start
+        from distlaunch.agent import needs  # jobs on one machine see such problems at the start anyway
 
         needs.look(self._poller, command.needs, lambda seen: self._outbox.report(found._replace(seen=seen)))
 

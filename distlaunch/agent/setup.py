@@ -65,7 +65,7 @@ class Environment:
         self.builder = 0
         """The PID of the process that is building the environment, or 0."""
         self.late = False
-        """Whether the time for building was not enough."""
+        """Whether building took too long."""
 
     @property
     def complete(self) -> bool:

@@ -1,9 +1,9 @@
 """The job's code on a node: a store of file contents, and each run's verified tree, created from the store.
 
 A manifest lists the files of a tree, and the digest of the manifest names the tree. The store keeps contents
-by their digests, in files that never change. A run's tree consists of hard links to these files, so removing
-contents from the store doesn't harm any run. The directories of the tree belong to the run, which may write
-to them. Before the tree gets its name, every file is read back and compared with the manifest.
+in files that are named by digest and never change. A run's tree consists of hard links to these files, so
+removing contents from the store doesn't harm any run. The directories of the tree belong to the run, which
+may write to them. Before the tree gets its name, every file is read back and compared with the manifest.
 
     BASE/blobs/XX/    contents and manifests, by digest; names of programs end in x, since links share modes
     BASE/runs/ID      the tree of a run
@@ -309,14 +309,14 @@ class Store:
                 remove_tree(new)
                 if not isinstance(error, OSError) or error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
-                yield from self._prove(entries, final)  # without locks, another agent was faster
+                yield from self._prove(entries, final)  # another agent was faster, if there are no locks
         _locked(self._note, fcntl.LOCK_SH)
 
     def _make(self, entries: list[Entry], new: str) -> Iterator[float | list[int]]:
         """Create the tree in the directory `new`, in steps like those of `lay_out`.
 
-        Wrong contents are removed from the store. They and missing ones are requested until every file is
-        right.
+        Wrong contents are removed from the store. These and missing ones are requested until every file is
+        correct.
         """
         os.mkdir(new, 0o700)
         made: set[str] = set()

@@ -207,7 +207,7 @@ class StallWatch(Watch):
     _interval_s = _excused_until = 0.0
 
     def excuse(self) -> None:
-        """Ignore CPU use and output of stalled workers for several seconds: they help to collect evidence.
+        """Ignore CPU use and output of stalled workers for several seconds, while they help collect evidence.
 
         Otherwise, each collection would make them count as active again. torch uses CPU time for a flight
         recorder dump, and logs it.

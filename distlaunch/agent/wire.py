@@ -70,7 +70,7 @@ LINE = 960
 LAST_WORD_S = 5.0
 """Seconds to wait until the last line of a node can be written."""
 SHARED = "DISTLAUNCH_SHARED"
-"""The variable that lists the descriptors (stdin, stdout) that workers share with the command, as in `5,6`.
+"""The variable that lists descriptors (stdin, stdout) that workers share with the controller: `5,6`.
 
 It is empty for agents on other nodes.
 """
@@ -80,7 +80,7 @@ SHARED_PMI = "PMI_FD"
 STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 """Signals that stop an agent."""
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that are termination warnings, for an agent or for the command."""
+"""Signals that are termination warnings, for an agent or for the controller."""
 CLEAN, LEFT_EARLY, AGENT_DIED, NOT_CLEAN = 0, 1, 70, 71
 """Exit statuses on the node.
 

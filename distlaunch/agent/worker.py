@@ -1,8 +1,9 @@
 """Spawns workers, and describes how they started and exited.
 
 A worker is started by fork and exec in its own session. It has default signal handling, stdin from /dev/null,
-and pipes for stdout and stderr, except for descriptors that it shares with the command. A pipe that exec
-closes shows whether exec succeeded. This distinguishes "no such file" from a program that exits with 127.
+and pipes for stdout and stderr, except for descriptors that it shares with the controller or with a
+launcher that joined. A pipe that exec closes shows whether exec succeeded. This distinguishes "no such file"
+from a program that exits with 127.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Worker:
     """A spawned worker: its spec, environment, PID, pipe descriptors and error record path.
 
     `streams` are the open pipes, keyed by 0 for stdout and 1 for stderr. `printed` counts the bytes of the
-    worker's output. `device` is its GPU, as from `gpus.device_of`. `words` is its last stderr output before
-    it was signaled to stop. `exec_pipe` is the pipe that confirms exec, or -1 once it has been read.
+    worker's output. `device` is its GPU, as returned by `gpus.device_of`. `words` is its last stderr output
+    before it was signaled to stop. `exec_pipe` is the pipe that confirms exec, or -1 once it has been read.
     `started` is set after exec, and `stopping` once the worker has been signaled to stop.
     """
 
@@ -98,7 +99,7 @@ def environment(spec: WorkerSpec) -> dict[str, str]:
 def spawn(spec: WorkerSpec, error_file: str) -> Worker:
     """Start a worker whose paths `at_home` has expanded. Raises OSError if a pipe or fork is refused.
 
-    Returns at once: the outcome of chdir and exec arrives on ``exec_pipe`` (see `exec_failure`).
+    Returns immediately: the outcome of chdir and exec arrives on ``exec_pipe`` (see `exec_failure`).
     """
     env = environment(spec)
     env["TORCHELASTIC_ERROR_FILE"] = error_file
@@ -289,6 +290,8 @@ def unstarted(node: int, spec: WorkerSpec, stage: str, code: int, why: str = "")
             stage = "beside" if here else "search"
         elif here:
             stage = "interpreter"
+    elif stage == "exec" and code == errno.EACCES:
+        stage = "mode"
     words = _longest(spec) if code == errno.E2BIG else _BY_STAGE.get(stage) or _BY_CODE.get(code)
     why = why or "%s: %s" % (subject, words or os.strerror(code))
     return WorkerUnstarted(node, spec.local_rank, stage, code, why)
@@ -308,14 +311,16 @@ def _longest(spec: WorkerSpec) -> str:
 
 
 _BY_STAGE = {
-    "interpreter": "the interpreter in its #! line does not exist",
+    "interpreter": "the interpreter in its #! line (or, for a binary, its loader) does not exist; "
+    "check for Windows line endings",
+    "mode": "Permission denied; make it executable (chmod +x), on a file system mounted without noexec",
     "beside": "not found in PATH; to run the file with that name in the workdir, write ./ before it",
-    "search": "not found in PATH on its node; use its full path, or set env.PATH",
+    "search": "not found in PATH on its node; use its full path, or set PATH (env.PATH in a job file)",
 }
 _BY_CODE = {
     errno.ENOEXEC: "not executable: no #! line and no known binary format",
-    errno.EMFILE: "Too many open files: raise the limit on this node with `ulimit -n`",
-    errno.EAGAIN: "Too many processes: raise the limit on this node with `ulimit -u`",
+    errno.EMFILE: "Too many open files: raise the limit on its node (ulimit -n, limits.conf)",
+    errno.EAGAIN: "Too many processes: raise the limit on its node (ulimit -u, limits.conf, pids.max)",
 }
 _ignored = [signum for signum in wire.WARNINGS if signal.getsignal(signum) is signal.SIG_IGN]
 """Termination warnings that were already ignored when this agent started.
@@ -325,7 +330,7 @@ Workers ignore them, too, unless they set their own handlers.
 _own_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
 """The limit on descriptors for workers. The agent raises its own limit (`poller.make_room`)."""
 _shared = dict(enumerate(map(int, filter(None, os.environ.pop(wire.SHARED, "").split(",")))))
-"""Copies of the command's stdin and stdout, keyed by 0 and 1; empty if there are none (`wire.SHARED`)."""
+"""Copies of the controller's stdin and stdout, keyed by 0 and 1; empty if there are none (`wire.SHARED`)."""
 
 
 def share(*fds: int) -> None:
@@ -334,7 +339,7 @@ def share(*fds: int) -> None:
 
 
 def _kept() -> list[int]:
-    """Return the MPI descriptors that a worker inherits if it shares stdin or stdout with the command."""
+    """Return the MPI descriptors that a worker inherits if it shares stdin or stdout."""
     pmi = os.environ.get(wire.SHARED_PMI, "")
     return [int(pmi)] if _shared and pmi.isdigit() else []
 

@@ -19,7 +19,7 @@ _GPUS = "CUDA_VISIBLE_DEVICES"
 DEADLINE = "deadline"
 """The file created after a termination warning. It contains the time when the job ends, in Unix seconds."""
 STUCK_S = 5.0
-"""Seconds that a sweep may take before the PIDs that resist it are reported."""
+"""Seconds that a sweep may take before the processes that survive it are reported."""
 
 
 class Workers:
@@ -83,7 +83,8 @@ class Workers:
         except scratch.NoPlaceError as error:
             return self._refuse(command.workers, "scratch", errno.ENOSPC, str(error))
         if blind := [spec for spec in command.workers if spec.one_device and not environment(spec)[_GPUS]]:
-            why = "virtual_local_rank: CUDA_VISIBLE_DEVICES=%s has no GPU for it" % os.environ[_GPUS]
+            why = "virtual_local_rank: CUDA_VISIBLE_DEVICES=%s has no GPU for it; list one for each rank"
+            why = why % os.environ[_GPUS]
             return self._refuse(blind, "setup", errno.EINVAL, why)
         if command.binding is None:
             return command.workers
@@ -95,7 +96,7 @@ class Workers:
             return self._refuse(command.workers[error.args[1] :], "setup", errno.EINVAL, error.args[0])
 
     def _refuse(self, workers: Sequence[WorkerSpec], stage: str, code: int, why: str) -> list[WorkerSpec]:
-        """Report that these workers can't start, so that none of the node's will. Return no workers."""
+        """Report that these workers can't start. Return no workers, so that no others start either."""
         for spec in workers:
             self._outbox.report(unstarted(self._node, spec, stage, code, why))
         return []

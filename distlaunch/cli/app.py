@@ -73,10 +73,14 @@ def _advise_on(unknown: Any) -> None:
 
     name = option.lstrip("-").replace("-", "_")
     key = JOB.foreign.get(name, name if name in JOB.fields else "")
-    if key and " " not in key and any("--set" in each.opts for each in params):
-        what, setting = ("a variable", "env.NAME") if key == "env" else (key, key)
-        say(f"to set {what} of the job, use --set {setting}=…")
-    say(f"options of the script or command, such as {option}, go after `--`")
+    hint = ""
+    if any("--set" in each.opts for each in params):
+        if key and " " not in key:
+            what, setting = ("a variable", "env.NAME") if key == "env" else (key, key)
+            say(f"to set {what} of the job, use --set {setting}=…")
+        else:
+            hint = "; to set a key of the job, use --set KEY=VALUE"
+    say(f"if {option} is for the script or command, put it after `--`{hint}")
 
 
 _ON_RUNS = (
@@ -122,13 +126,13 @@ def _options(version: Version = False) -> None:
 Quiet = Annotated[
     bool, Option("--quiet", "-q", help="Hide distlaunch's own messages, except warnings and errors.")
 ]
-_DETACH = "Return once all ranks have started, print the run's ID, and keep the run going in the background."
+_DETACH = "Once all ranks have started, print the run's ID and return; the run continues in the background."
 Detach = Annotated[bool, Option("--detach", "-d", help=_DETACH)]
 NoSync = Annotated[bool, Option("--no-sync", help="Use the code that is already on the nodes.")]
 View = Annotated[
-    bool, Option("--view", help="Show the run full-screen, like `distlaunch view`, except that q stops it.")
+    bool, Option("--view", help="Show the run full-screen, like `distlaunch view`, but q stops the run.")
 ]
-_ON = "Run the controller on HOST, reached over SSH, so that this machine can sleep or disconnect."
+_ON = "Run the controller on HOST over SSH, so that this machine can sleep or disconnect."
 On = Annotated[str | None, Option("--on", metavar="HOST", help=_ON)]
 
 
@@ -151,9 +155,9 @@ def run(
     unchecked: NoCheck = False,
     unsynced: NoSync = False,
 ) -> None:
-    """Run a job. Exit with the status of the first worker that failed.
+    """Run a job. Exits with the status of the first worker that failed.
 
-    Ranks have no standard input, except rank 0 of a job with `stdin: rank 0`.
+    Ranks have no standard input, except for rank 0 if the job sets `stdin: rank 0`.
     """
     from distlaunch.cli.job_file import Typed
     from distlaunch.cli.run import RunOptions, run_with, settings_of
@@ -215,7 +219,7 @@ def torchrun() -> None:
 
 @app.command("exec")
 def exec_task() -> None:
-    """Run a program as one rank, inside a task of srun or mpirun."""
+    """Run a program as one rank, in a task started by srun or mpirun."""
 
 
 Targets = Annotated[
@@ -230,7 +234,7 @@ def check_port(
     ssh_config: SshConfig = None,
     as_json: Json = False,
 ) -> None:
-    """Test whether a port is free, and whether all nodes can reach it and each other. Exit with 1 if not."""
+    """Test whether a port is free, and whether all nodes can reach it and each other. Exits with 1 if not."""
     from distlaunch.cli.port_targets import reports_on
 
     reports = reports_on(targets, overrides or (), ssh_config)
@@ -244,7 +248,7 @@ def check_port(
     raise typer.Exit(Exit.OK if all(report.ok for report in reports) else Exit.FAILED)
 
 
-_OF = "The document: job (the default), plan, result, findings, ports, why, report, run, runs, events."
+_OF = "The document: job, plan, result, findings, ports, why, report, run, runs or events."
 Of = Annotated[str, Option("--of", metavar="DOCUMENT", help=_OF)]
 
 

@@ -34,9 +34,9 @@ def check(
 ) -> None:
     """Connect to a job's nodes and report problems.
 
-    Exit with 1 if any of them would keep the job from working.
+    Exits with 1 if any problem would keep the job from working.
 
-    No part of the job is started. With --links, a small program that needs torch runs instead of its ranks.
+    The job itself isn't started. With --links, a small program that needs torch runs in place of the ranks.
     """
     from distlaunch.launch.node_check import check as ask
 

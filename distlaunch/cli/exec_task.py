@@ -23,10 +23,10 @@ USAGE = "usage: distlaunch exec [--virtual-local-rank] -- PROGRAM [ARGS…]"
 HELP = f"""{USAGE}
 
 Run PROGRAM as one rank, in a task started by srun, mpirun, flux run or jsrun. RANK, LOCAL_RANK, WORLD_SIZE,
-MASTER_ADDR, MASTER_PORT and torchrun's other variables are derived from that launcher's variables. Rank 0's
-task controls the run: when a rank fails, the others are stopped, and each host prints which rank failed.
+MASTER_ADDR, MASTER_PORT and torchrun's other variables are derived from that command's variables. Rank 0's
+task controls the run. When a rank fails, the others are stopped, and each host shows which rank failed.
 
-  --virtual-local-rank  LOCAL_RANK is 0: each task sees only its own GPU (srun --gpus-per-task)
+  --virtual-local-rank  Set LOCAL_RANK to 0, for tasks that see only their own GPU (srun --gpus-per-task).
   -h, --help            Show this help and exit.
 """
 
@@ -56,15 +56,15 @@ def gathering_of(task: Task, virtual: bool, environ: Mapping[str, str]) -> Gathe
     place = TaskPlace(local_rank, task.local_size, task.node_rank, task.node_count)
     gpus = 1 if task.devices and (virtual or task.devices >= task.local_size) else 0
     name = os.uname().nodename or "localhost"
-    hint = "check that rank 0 started, and that no firewall blocks the port"
-    hint = "MASTER_ADDR must be an address of the host of rank 0" if "MASTER_ADDR" in environ else hint
     return Gathering(
         Arrival(job, name, (task.size, task.size), task.rank, place=place, gpus=gpus),
         hosts=_hosts(task, environ),
         ports=(int(port),) if port else ports_for(job),
         serves=task.rank == 0,
         fixed=port is not None,
-        hint=hint,
+        unreached="check that rank 0 is running; if so, set MASTER_ADDR and MASTER_PORT to reach it",
+        elsewhere="set MASTER_ADDR to an address of the host of rank 0",
+        taken="set MASTER_PORT to a free port above 1023",
     )
 
 

@@ -19,7 +19,7 @@ imports = typer.Typer(
 _WORDS = "The whole command, quoted, or its words after `--`; - reads it from standard input."
 Words = Annotated[list[str], Argument(metavar="'COMMAND LINE' | - | -- WORDS…", help=_WORDS)]
 Script = Annotated[str, Argument(metavar="SCRIPT", help="The batch script, or - for standard input.")]
-_CONFIG = "The file from `accelerate config`, or - for standard input."
+_CONFIG = "The file written by `accelerate config`, or - for standard input."
 Config = Annotated[str, Argument(metavar="CONFIG.YAML", help=_CONFIG)]
 _HOSTS = "An Open MPI, DeepSpeed or Horovod hostfile, or - for standard input."
 Hosts = Annotated[str, Argument(metavar="HOSTS", help=_HOSTS)]

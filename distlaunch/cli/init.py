@@ -25,19 +25,19 @@ from distlaunch.wording import listed
 _SCRIPT = "The Python script."
 Script = Annotated[str | None, Argument(metavar="SCRIPT.py", help=_SCRIPT, show_default=False)]
 Out = Annotated[str, Option("-o", metavar="JOB.YAML", help="The file to write, which must not exist yet.")]
-_SET = "Another key of the job file, e.g. --set workdir=~/project."
+_SET = "Set another key of the job file, e.g. --set workdir=~/project."
 Keys = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help=_SET)]
 _NOTES = {
-    "nodes": "rank 0 runs on the first node; host names are as ssh knows them",
+    "nodes": "host names as used with ssh; rank 0 runs on the first node",
     "gpus_per_node": "GPUs on each node; without this key, they are counted at each start",
     "procs_per_node": "workers on each node; without this key, one per GPU",
     "script": "relative to this file, and at the same path on every node",
 }
 _UNSET = {
-    "nodes": "nodes: [gpu-a, gpu-b]  # host names as ssh knows them; by default, this machine",
+    "nodes": "nodes: [gpu-a, gpu-b]  # host names as used with ssh; by default, this machine",
     "procs_per_node": "procs_per_node: 2  # workers on each node; by default, one per GPU",
     "args": "args: [--epochs, 10]  # arguments for the program",
-    "sync": "sync: true  # copies the code around this file to every node",
+    "sync": "sync: true  # copies your code to every node",
     "restarts": "restarts: 3  # new attempts after a failure",
     "timeouts": "timeouts: {stall: 10m}  # how long a rank may be idle before it counts as stalled",
 }
@@ -55,7 +55,7 @@ def init(
     out: Out = "job.yaml",
     as_json: Json = False,
 ) -> None:
-    """Write a short job file with comments. On a terminal, ask for the script and hosts unless given.
+    """Write a short job file with comments. On a terminal, prompts for the script and hosts unless given.
 
     Connects to the nodes to count their GPUs and look for torch. Exits with 1 if a node can't be reached.
     """
@@ -102,9 +102,11 @@ def _checked(script: str | None, typed: Typed, settings: Sequence[str]) -> str |
         if typed.module or _set("script|module|command", settings):
             return None
         raise UsageError("specify the script, as in `distlaunch init train.py -H gpu-a,gpu-b`")
+    if script.endswith((".yaml", ".yml")):
+        raise UsageError(f"{script} is not a script: to write this job file, use -o {script}")
     if not script.endswith(".py"):
         raise UsageError(f"{script} is not a .py file: replace it with --set 'command=[PROGRAM, ARGUMENT]'")
-    if not os.path.exists(script) and not typed.hosts:
+    if not os.path.exists(script) and not (typed.hosts or _set("nodes|hostfile", settings)):
         raise UsageError(f"no file {os.path.abspath(script)}: specify the path of the script")
     return script
 

@@ -29,7 +29,7 @@ from distlaunch.job.text import home_error
 from distlaunch.job.types import Either, ListOf, Record, Tree, Type
 from distlaunch.job.yaml_document import MAX_DEPTH, parse
 from distlaunch.schedulers import allocation_in, job_keys, load, sections, title_of
-from distlaunch.wording import counted, listed
+from distlaunch.wording import counted
 
 COMMAND_LINE = "the command line"
 """The name used instead of a path for a job without a file."""
@@ -76,7 +76,7 @@ def check_not_simulated(spec: JobSpec) -> None:
     """Raise `JobError` if this machine, such as a login node, would simulate a scheduler's nodes."""
     simulated = not spec.allocation and spec.one_machine and len(spec.nodes) > 1
     if spec.sections and simulated and "launcher" not in spec.places:
-        title = listed([title_of(key.replace("_", "-")) for key in spec.sections])
+        title = " or ".join(title_of(key.replace("_", "-")) for key in spec.sections)
         from shlex import quote
 
         file = quote(spec.source) if spec.invocation.file else "job.yaml"
@@ -104,9 +104,11 @@ def load_document(
         spec = _built(document, path)
         if (total := sum(node.procs or 0 for node in spec.nodes)) != typed.ranks:
             what = f"the job would have {total} ranks on {counted(len(spec.nodes), 'node')}"
+            shares = "hosts without their own number get equal shares"
+            why = shares if None in per_node else "the sum of the hosts' own numbers"
             hint = "choose another number, or set it for each host, as in -H a:2,b:4"
-            raise UsageError(f"-n {typed.ranks}: {what}; {hint}")
-    return spec, document, os.getcwd() if path == COMMAND_LINE else os.path.dirname(os.path.realpath(path))
+            raise UsageError(f"-n {typed.ranks}: {what} ({why}); {hint}")
+    return spec, document, os.getcwd() if is_piped(path) else os.path.dirname(os.path.realpath(path))
 
 
 def _check_twice(typed: Typed, overrides: Sequence[str]) -> None:
@@ -124,9 +126,9 @@ def _document(path: str | None, module: str | None, overrides: Sequence[str]) ->
     if not (path or module or any(re.match("(script|module|command)=", text) for text in overrides)):
         raise UsageError("specify a job file or a script, as in `distlaunch run train.py -n 4`")
     if path is not None and module is not None:
-        raise UsageError(
-            f"-m {module}: {path!r} can't be used with -m; to pass it to the module, put it after --"
-        )
+        hint = "; if it is the job file, set module in it instead" if path.endswith((".yaml", ".yml")) else ""
+        what = f"{path!r} can't be used with -m; to pass it to the module, put it after --{hint}"
+        raise UsageError(f"-m {module}: {what}")
     if path is not None and not path.endswith(".py"):
         return path, parse(read_job(path), source_of(path))
     kind, word = ("module", module or "") if path is None else ("script", path)
@@ -274,12 +276,14 @@ def read_text(path: str) -> str:
         raise UsageError(f"{path}: {reason(error)}{hint}") from None
     except ValueError:
         raise UsageError(f"{path!r} contains a null character") from None
+    program = "; to run a program, write `command: [./PROGRAM]` in a YAML file"
+    hint = program if data.startswith(b"\x7fELF") else ""
     if len(data) > MAX_BYTES:
-        raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MiB")
+        raise UsageError(f"{source_of(path)}: larger than {MAX_BYTES >> 20} MiB{hint}")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 text (byte {error.start})") from None
+        raise UsageError(f"{source_of(path)}: not UTF-8 text (byte {error.start}){hint}") from None
 
 
 def _overridden(document: Value, text: str) -> Value:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Collection
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -22,7 +22,7 @@ from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.run_directory import Entry, index_of
 from distlaunch.plan.workers import destinations
 from distlaunch.runs.following import follow
-from distlaunch.runs.replay import Playback, lines_in, replay
+from distlaunch.runs.replay import HistoryError, Playback, lines_in, replay
 from distlaunch.runs.run import Run
 from distlaunch.runs.submissions import all_runs
 from distlaunch.signals import Interrupts, search
@@ -113,8 +113,10 @@ def _check_ranks(run: Run, ranks: Collection[int]) -> None:
     latest = range(run.status.ranks)
     if not latest or all(rank in latest for rank in ranks):
         return
-    moments = replay(lines_in(Path(run.directory)))
-    known = {worker.rank for moment in moments for worker in moment.state.workers}
+    known = set[int]()
+    with suppress(HistoryError):  # `Playback` will raise it, with the path
+        moments = replay(lines_in(Path(run.directory)))
+        known = {worker.rank for moment in moments for worker in moment.state.workers}
     if known and (missing := sorted(set(ranks) - known)):
         raise UsageError(f"no {rank_list(missing)}: the run has {rank_list(sorted(known))}")
 

@@ -50,19 +50,20 @@ def job_and_args(
 
 _JOB = "The job file, or - for standard input."
 Job = Annotated[str, Argument(metavar="JOB.YAML", help=_JOB, show_default=False)]
-_RUN = "The job file, - for standard input, or a Python script without one."
+_RUN = "The job file (- for standard input), or a Python script to run without a job file."
 Source = Annotated[str | None, Argument(metavar="JOB.YAML | SCRIPT.py", help=_RUN, show_default=False)]
 Ranks = Annotated[int | None, Option("-n", min=1, metavar="N", help="The total number of ranks.")]
 Hosts = Annotated[
     str | None, Option("-H", metavar="HOST[:PROCS],…", help="The hosts, in rank order; replaces `nodes`.")
 ]
-Module = Annotated[str | None, Option("-m", metavar="MODULE", help="A Python module, instead of a job file.")]
-Save = Annotated[str | None, Option("--save", metavar="JOB.YAML", help="Write the job to this new file.")]
+_MODULE = "A Python module to run without a job file."
+Module = Annotated[str | None, Option("-m", metavar="MODULE", help=_MODULE)]
+Save = Annotated[str | None, Option("--save", metavar="JOB.YAML", help="Also save the job to this new file.")]
 _ARGS = "Arguments for the script, added to those in the job file."
 Args = Annotated[list[str] | None, Argument(metavar="[-- ARGS…]", help=_ARGS, callback=_check_dashes)]
 _SET = (
-    "Override a key of the job file, e.g. --set timeouts.job=1h; null removes it. "
-    "--set env.NAME=null passes on NAME from your shell if the file does not set it."
+    "Override a key of the job file, e.g. --set timeouts.job=1h; null removes the key. "
+    "--set env.NAME=null passes on NAME from your shell if the file doesn't set it."
 )
 Set = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help=_SET)]
 Json = Annotated[bool, Option("--json", help="Print the result as JSON.")]

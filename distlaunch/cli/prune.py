@@ -21,7 +21,8 @@ from distlaunch.supervisor.status import RunState
 from distlaunch.wording import counted, size_words
 
 Places = Annotated[
-    list[str] | None, Argument(metavar="[DIRECTORY]…", help="Only these directories and their `runs`.")
+    list[str] | None,
+    Argument(metavar="[DIRECTORY]…", help="Only look in these directories and their `runs` subdirectories."),
 ]
 _OLDER = "Delete runs that ended more than this long ago, e.g. 30d."
 Older = Annotated[str | None, Option("--older", metavar="DURATION", help=_OLDER)]

@@ -25,6 +25,8 @@ from distlaunch.transports.transport import SshOptions
 
 NO_PYTHON = 95
 """Exit status of the remote shell if Python is missing or too old."""
+WAS_255 = 94
+"""Exit status of the remote command instead of 255, with which ssh itself exits if the connection fails."""
 _FIND_PYTHON = (
     "for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do "
     'if "$p" -c "import sys; sys.exit(sys.version_info < (3, 10))" 2>/dev/null; then break; fi; p=; done; '
@@ -84,9 +86,11 @@ words = request["words"]
 _START = """
 sys.path.insert(0, home)
 sys.argv = ["distlaunch", *words]
+leave = os._exit
+os._exit = lambda status: leave(WAS_255 if status == 255 else status)
 from distlaunch.__main__ import main
 main()
-"""
+""".replace("WAS_255", str(WAS_255))
 """Programs for the other machine: `_PLACE` names the cache for distlaunch there; `_RECEIVE` reads the request
 and, unless it is cached, distlaunch; `_START` runs distlaunch."""
 
@@ -109,7 +113,7 @@ def ssh_to(host: str, config: str | None, port: int | None = None, words: Sequen
 def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = print_raw, name: str = "") -> int:
     """Run the command remotely; return its exit status. Its stdout goes to `show`, by default local stdout.
 
-    With the `name` of a run, Ctrl-C prints that the run continues. Raises `DistlaunchError`.
+    With the `name` of a run, Ctrl-C prints that the run is not stopped. Raises `DistlaunchError`.
     """
     # A shell that reads one line from stdin, so that the login shell's quoting doesn't matter.
     argv = ssh.argv_for("exec /bin/sh -c 'read -r line; eval \"$line\"'")
@@ -124,16 +128,19 @@ def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = prin
         except BaseException as error:
             process.kill()
             if name and isinstance(error, KeyboardInterrupt):
-                say(f"detached from {name}, which is still running; `distlaunch stop {name}` stops it")
+                # Otherwise, the list of runs contains the configuration.
+                config = ("--ssh-config", ssh.options.config) if ":" in name and ssh.options.config else ()
+                stop = shlex.join(["distlaunch", "stop", *config, name])
+                say(f"detached from {name} without stopping it; `{stop}` stops it")
             raise
     return _status(ssh, process.returncode)
 
 
-def show_there(ssh: Ssh, words: Sequence[str]) -> int:
+def show_there(ssh: Ssh, words: Sequence[str], env: Mapping[str, str]) -> int:
     """Run a command remotely on this terminal; return its exit status. Raises `DistlaunchError`."""
     if status := run_there(ssh, Request(("--version",)), lambda output: None):
         return status
-    code = _PLACE.format(key=payload_key()) + f"words = {[*words]!r}" + _START
+    code = f"{_PLACE.format(key=payload_key())}words = {[*words]!r}\nos.environ.update({env!r})" + _START
     encoded = base64.b64encode(code.encode()).decode()  # free of characters that are special in any shell
     run = f'exec "$p" -I -c "import base64,sys;exec(base64.b64decode(sys.argv.pop()))" {encoded}'
     start = f"exec /bin/sh -c '{_FIND_PYTHON}{run}'"
@@ -174,7 +181,7 @@ def _status(ssh: Ssh, status: int) -> int:
         # ssh has printed the reason.
         say(f"the SSH connection to {ssh.host} failed; to check it: {shlex.join(ssh.plain_argv)}")
         return Exit.UNREACHABLE
-    return status if status >= 0 else 128 - status
+    return 255 if status == WAS_255 else status if status >= 0 else 128 - status
 
 
 def with_rest(words: Sequence[str], word: str, rest: str) -> tuple[str, ...]:

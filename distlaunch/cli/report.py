@@ -18,15 +18,15 @@ from distlaunch.runs.run import find, replace_older
 from distlaunch.runs.submissions import run_of
 from distlaunch.wording import counted
 
-_DIFF = "Compare with this run instead of the job's last good one."
+_DIFF = "Compare with this run instead of the job's last good run."
 Diff = Annotated[str | None, Option("--diff", metavar="RUN", help=_DIFF, show_default=False)]
-Verbose = Annotated[bool, Option("--verbose", "-v", help="Also print the evidence.")]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Also print the evidence from every node.")]
 
 
 def why(which: Which = None, diff: Diff = None, verbose: Verbose = False, as_json: Json = False) -> None:
     """Explain why a run failed, or what it is waiting for.
 
-    Shows the root cause, the evidence, the consequences, and what to do next.
+    Shows the root cause, the consequences, and what to do next.
     """
     from distlaunch.observers.console import escape
     from distlaunch.runs.why import explain
@@ -67,7 +67,7 @@ def report(which: Which = None, output: Output = None, trace: Trace = None, as_j
 
 _ARCHIVE = "Write to FILE instead of RUN_ID.tar.gz in the current directory; - is stdout."
 Archive = Annotated[str | None, Option("--output", "-o", metavar="FILE", help=_ARCHIVE, show_default=False)]
-Anonymous = Annotated[bool, Option("--anonymous", help="Replace host names and home directories, too.")]
+Anonymous = Annotated[bool, Option("--anonymous", help="Also replace host names and home directories.")]
 
 
 def bundle(
@@ -114,7 +114,7 @@ Directory = Annotated[str, Argument(metavar="DIRECTORY", help="A new directory f
 
 
 def checkout(which: Run, directory: Directory, as_json: Json = False) -> None:
-    """Write the code of a run that used `sync` to a new directory."""
+    """Write a run's code, as copied by `sync`, to a new directory."""
     from distlaunch.launch.snapshot import check_out
 
     if os.path.lexists(directory):

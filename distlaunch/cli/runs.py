@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from shlex import quote
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -30,12 +31,14 @@ HEADINGS = ("RUN", "STATE", "RANKS", "RESTARTS", "AGE", "LAST", "WHERE")
 LEAST_ID, LEAST_WHERE = 20, 10
 """Minimum characters of an ID and of WHERE in shortened lines, if they fit into the terminal."""
 _WHICH = (
-    "A run's ID, or a prefix of it that includes the whole job name; a job's name or file (its latest run); "
-    "a run directory; or a scheduler's job ID. HOST:RUN is a run on another host. Default: the latest run "
-    "below the current directory or started from it."
+    "A run's ID, or a prefix of it that includes the whole job name; the name or file of a job, for its "
+    "latest run; a run directory; or a scheduler's job ID. HOST:RUN is a run on another host. Default: the "
+    "latest run that was started from the current directory or is stored below it."
 )
 
 
+_NAME = "DISTLAUNCH_NAME"
+"""The variable that contains a run's name on the machine where the user typed the command."""
 _OF_ENDED = ("bundle", "checkout", "logs", "report", "why")
 """Commands used mostly for runs that have ended."""
 
@@ -48,7 +51,8 @@ def offered(context: typer.Context, incomplete: str) -> list[str]:
 
 Which = Annotated[str | None, Argument(metavar="[RUN]", help=_WHICH, autocompletion=offered)]
 _PLACES = (
-    "List only these runs, or those in these directories and their `runs`; HOST: lists another host's runs."
+    "List only these runs, or the runs in these directories and their `runs` subdirectories; `HOST:` lists "
+    "the runs on another host."
 )
 Places = Annotated[list[str] | None, Argument(metavar="[DIRECTORY|RUN]…", help=_PLACES)]
 Ended = Annotated[bool, Option("--all", "-a", help="Include runs that have ended.")]
@@ -73,7 +77,7 @@ class OnRuns(TyperCommand):
 
 
 def ps(places: Places = None, ended: Ended = False, most: Most = None, as_json: Json = False) -> None:
-    """List active runs: state, ranks, restarts, age, nodes."""
+    """List active runs, with their state, ranks, restarts, age and nodes."""
     ended = ended or most is not None
     found = listing(places or (), ended, most)
     if as_json:
@@ -81,7 +85,7 @@ def ps(places: Places = None, ended: Ended = False, most: Most = None, as_json: 
     elif found:
         print_text(_table(found))
     else:
-        say("no runs" if ended else "no active runs; `distlaunch ps -a` also lists ended runs")
+        say("no runs" if ended else "no active runs; add -a to list ended runs, too")
 
 
 def _table(found: Sequence[Run]) -> str:
@@ -150,7 +154,7 @@ def attach(which: Which = None, everything: Everything = False, fold: Fold = Fal
 
 
 def view(which: Which = None) -> None:
-    """Watch a run full-screen: its ranks, outliers, and their output; q quits without stopping the run."""
+    """Watch a run full-screen: its ranks, outliers and output; q quits without stopping the run."""
     from distlaunch.observers.screen import Screen
 
     if not sys.stdout.isatty():
@@ -181,7 +185,7 @@ Now = Annotated[
 def stop(context: typer.Context, which: Which = None, now: Now = False, as_json: Json = False) -> None:
     """Stop a run, or cancel a queued job, and wait until it has ended.
 
-    As with Ctrl-C, doing it a second time kills the ranks at once.
+    Like a second Ctrl-C, a second `stop` kills the ranks at once.
     """
     queued = submission(which)
     run = None if queued else find(which, alone=True)  # among several active runs, don't choose one to stop
@@ -233,9 +237,11 @@ def run_elsewhere(context: typer.Context, word: str | None) -> None:
     host, colon, rest = word.partition(":")
     if host and colon and os.sep not in host and not os.path.exists(word):
         status = _run_there(context, word, rest, (host, context.meta["ssh_config"]))
-        if status == Exit.USAGE and not rest:
-            where = f"your home directory on {host}"
-            say(f"`{word}` means the latest run in {where}; `distlaunch ps -a {word}` lists all")
+        if status == Exit.USAGE:
+            what = "" if rest else f"`{word}` means the latest run in your home directory on {host}; "
+            config = context.meta["ssh_config"]
+            option = f"--ssh-config {quote(config)} " if config else ""
+            say(f"{what}`distlaunch ps -a {option}{host}:` lists all runs on {host}")
         raise typer.Exit(status)
     if known := elsewhere(word, alone=context.command.name == "stop"):
         run, way = known
@@ -252,7 +258,7 @@ def _run_there(context: typer.Context, typed: str, run: str, way: Sequence[Any])
 
     ssh, words = ssh_to(*way), with_rest(context.obj.words, typed, run)
     if context.command.name == "view":
-        return show_there(ssh, words)
+        return show_there(ssh, words, {_NAME: typed})
     return run_there(ssh, Request(words), name=typed if context.command.name == "attach" else "")
 
 
@@ -271,7 +277,8 @@ def follow_each(which: str | None, show: Callable[[Run, Interrupts], Run], detac
     if last and not last.alive:
         return over(last)  # the scheduler may meanwhile report that the job was cancelled
     if last and detaches:
-        say(f"detached from {last.id}, which is still running; `distlaunch stop {last.id}` stops it")
+        name = os.environ.get(_NAME) or last.id
+        say(f"detached from {name} without stopping it; `distlaunch stop {name}` stops it")
     raise typer.Exit(128 + signals.received_last if signals.received_last else Exit.OK)
 
 

@@ -98,7 +98,7 @@ for _name in TABLE:
     _export(_name)
 
 
-_KIND = "An indexed Job, a JobSet, or a TrainJob for Kubeflow Trainer."
+_KIND = "What to print: an Indexed Job, a JobSet, or a TrainJob for Kubeflow Trainer."
 Workload = Annotated[Kind, Option("--kind", help=_KIND)]
 
 
@@ -164,8 +164,8 @@ def _submitted(spec: JobSpec, scheduler: Scheduler, script: str) -> tuple[str, P
     except BaseException as error:
         os.unlink(path)
         if isinstance(error, ToolMissingError):
-            elsewhere = "to submit from elsewhere, use --on HOST; for another scheduler, use --to"
-            raise DistlaunchError(f"{error}; {elsewhere}") from None
+            on = "to submit from elsewhere, use --on HOST, where the PATH of SSH commands must contain it"
+            raise DistlaunchError(f"{error}; {on}; for another scheduler, use --to") from None
         raise
     note(Submission(queued, spec.name, directory, time.time(), "", scheduler.name, spec.invocation.file))
     return queued, Path(path).rename(Path(directory, f"{scheduler.name}-{queued}.sh"))

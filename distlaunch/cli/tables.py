@@ -29,6 +29,8 @@ def print_plan(plan: LaunchPlan, style: str) -> None:
     if style in ("shell", "torchrun") and len(plan.nodes) > 1 and (plan.one_machine or spec.hosts_unknown):
         text = f"commands for {counted(len(plan.nodes), 'node')} need host names"
         advice = "list them, as in --set 'nodes=[gpu-a, gpu-b]', or run this in an allocation"
+        if "launcher" in spec.places:
+            advice += "; if launcher is local or slurm, add --set launcher=auto"
         raise spec.error("nodes", f"{text}; {advice}")
     match style:
         case "json":

@@ -16,9 +16,9 @@ NOT_FOUND = 127
 USAGE = """\
 usage: distlaunch torchrun [flags] SCRIPT [script arguments]
 
-Run a torchrun command line with distlaunch: it starts in a tenth of a second, a failure on one node stops the
-others, too, and the exit status is that of the first worker that failed. PET_<FLAG> in the environment sets a
-flag's default. Commands with etcd, --logs-specs or TORCHELASTIC_ENABLE_FILE_TIMER=1 are handed over to
+Run a torchrun command line with distlaunch. It starts in a tenth of a second, a failure on one node stops all
+nodes, and the exit status is that of the first worker that failed. The environment variable PET_<FLAG> sets
+a flag's default. Commands with etcd, --logs-specs or TORCHELASTIC_ENABLE_FILE_TIMER=1 are handed over to
 torch's own elastic agent.
 
 flags:
@@ -62,7 +62,8 @@ def _check_python(python: str | None) -> None:
     from shutil import which  # few commands name an interpreter
 
     if python and which(python) is None:
-        error = DistlaunchError(f"PYTHON_EXEC: {python}: {os.strerror(errno.ENOENT)}")
+        why = os.strerror(errno.EACCES if os.path.exists(python) else errno.ENOENT)
+        error = DistlaunchError(f"PYTHON_EXEC: {python}: {why}")
         error.exit_status = NOT_FOUND
         raise error
 
@@ -92,7 +93,7 @@ def _hand_over(why: str, words: Sequence[str], early: Link | None) -> None:
         early.discard()
     sys.stderr.flush()
     try:
-        os.execv(  # noqa: S606 — there is no shell, as wanted
+        os.execvp(  # noqa: S606 — there is no shell, as wanted
             python, [python, "-m", "torch.distributed.run", *words]
         )
     except OSError as error:

@@ -128,6 +128,13 @@ class Flags(NamedTuple):
     given: frozenset[str] = frozenset()
     unfilled: tuple[tuple[str, str], ...] = ()
     """(field, value) of each flag whose value only a shell could expand."""
+    inherited: frozenset[str] = frozenset()
+    """The fields set by PET_ variables."""
+
+    def named(self, field: str) -> str:
+        """Return the flag, or the PET_ variable that set it, for messages."""
+        flag: Flag = FLAG[field]
+        return flag.variable if field in self.inherited else flag.name
 
     @property
     def nodes(self) -> tuple[int, int]:
@@ -138,7 +145,8 @@ class Flags(NamedTuple):
         except ValueError:
             fewest = most = 0
         if not 1 <= fewest <= most:
-            raise UsageError(f"--nnodes: expected N or MIN:MAX with 1 ≤ MIN ≤ MAX, got {self.nnodes!r}")
+            hint = f"expected N or MIN:MAX with 1 ≤ MIN ≤ MAX, got {self.nnodes!r}"
+            raise UsageError(f"{self.named('nnodes')}: {hint}")
         return (1, 1) if self.standalone else (fewest, most)
 
     @property
@@ -148,11 +156,11 @@ class Flags(NamedTuple):
             case "auto" | "cpu" | "gpu" as counted:
                 return counted
             case "xpu":
-                raise UsageError("--nproc-per-node xpu: can't count XPUs; pass a number")
+                raise UsageError(f"{self.named('nproc_per_node')} xpu: can't count XPUs; pass a number")
             case text if text.isdecimal() and int(text):
                 return int(text)
         hint = f"expected a number ≥ 1, auto, cpu or gpu, got {self.nproc_per_node!r}"
-        raise UsageError(f"--nproc-per-node: {hint}")
+        raise UsageError(f"{self.named('nproc_per_node')}: {hint}")
 
     @property
     def kind(self) -> Literal["script", "module", "command"]:
@@ -178,10 +186,10 @@ class Flags(NamedTuple):
         Raises `UsageError` for an impossible port.
         """
         if not self.rdzv_endpoint:
-            return self.master_addr, _port("--master-port", str(self.master_port))
+            return self.master_addr, _port(self.named("master_port"), str(self.master_port))
         host, colon, port = self.rdzv_endpoint.rpartition(":")
         if colon and (port.isdecimal() or not {*"[]:/,"}.intersection(host + port)):
-            return host.strip("[]"), _port("--rdzv-endpoint", port)
+            return host.strip("[]"), _port(self.named("rdzv_endpoint"), port)
         return self.rdzv_endpoint.strip("[]"), C10D_PORT if self.rdzv_backend == "c10d" else self.master_port
 
     @property
@@ -191,7 +199,8 @@ class Flags(NamedTuple):
         for setting in self.rdzv_conf.split(",") if self.rdzv_conf.strip() else []:
             key, equals, value = (part.strip() for part in setting.partition("="))
             if not (key and equals):
-                raise UsageError(f"--rdzv-conf: expected key=value,…, got {self.rdzv_conf!r}")
+                hint = f"expected key=value,…, got {self.rdzv_conf!r}"
+                raise UsageError(f"{self.named('rdzv_conf')}: {hint}")
             found[key] = value
         return found
 
@@ -202,7 +211,8 @@ class Flags(NamedTuple):
         try:
             return frozenset(int(rank) for rank in text.split(",") if rank.strip())
         except ValueError:
-            raise UsageError(f'--local-ranks-filter: expected ranks such as "0,2", got {text!r}') from None
+            name = self.named("local_ranks_filter")
+            raise UsageError(f'{name}: expected ranks such as "0,2", got {text!r}') from None
 
     def streams(self, field: Literal["redirects", "tee"]) -> dict[int, int] | int:
         """Return the streams (stdout = 1, stderr = 2) for all or some local ranks. Raises `UsageError`."""
@@ -212,7 +222,7 @@ class Flags(NamedTuple):
         if re.fullmatch("[0-9]+:[0-3](,[0-9]+:[0-3])*", text):
             return {int(rank): int(std) for rank, std in re.findall("([0-9]+):([0-9])", text)}
         hint = f"expected 0 (nothing), 1 (stdout), 2 (stderr), 3 (both), or rank:N,…, got {text!r}"
-        raise UsageError(f"--{field}: {hint}")
+        raise UsageError(f"{self.named(field)}: {hint}")
 
 
 FLAGS = tuple(
@@ -222,6 +232,7 @@ FLAGS = tuple(
 )
 FLAG = {flag.field: flag for flag in FLAGS}
 """Flags by their field."""
+_OWN_FLAGS = "(see `distlaunch torchrun --help`); put the script's own flags after the script"
 _BY_LETTER = {flag.letter: flag for flag in FLAGS if flag.letter}
 
 
@@ -252,14 +263,14 @@ def parse_flags(
             unfilled.append((flag.field, str(value)))
         else:
             values[flag.field] = _convert(flag, value)
-    values |= _from_environment(environ, values)
-    given = frozenset(values)
+    values |= (inherited := _from_environment(environ, values))
+    values["given"], values["inherited"] = frozenset(values), frozenset(inherited)
     if rest and rest[0] == "--":
         rest.pop(0)
     if not rest and not values.get("help"):
-        raise UsageError("no script given; usage: distlaunch torchrun [flags] SCRIPT [its arguments]")
+        raise UsageError("no script given: put it after the flags and their values")
     script, args = "".join(rest[:1]), tuple(rest[1:])
-    return Flags(**values, script=script, args=args, given=given, unfilled=tuple(unfilled))
+    return Flags(**values, script=script, args=args, unfilled=tuple(unfilled))
 
 
 def _from_environment(environ: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,7 +289,7 @@ def _flag_of(word: str) -> tuple[Flag, str | None]:
     """Return the flag that a word names or abbreviates, and the attached value, if any."""
     if not word.startswith("--"):
         if word[1] not in _BY_LETTER:
-            raise UsageError(f"torchrun has no flag {word}; put the script's own flags after the script")
+            raise UsageError(f"torchrun has no flag {word} {_OWN_FLAGS}")
         return _BY_LETTER[word[1]], word[2:].removeprefix("=") or None
     name, equals, value = word[2:].partition("=")
     wanted = name.replace("-", "_")
@@ -286,7 +297,7 @@ def _flag_of(word: str) -> tuple[Flag, str | None]:
     if len(found) == 1:
         return found[0], value if equals else None
     if not found:
-        raise UsageError(f"torchrun has no flag --{name}; put the script's own flags after the script")
+        raise UsageError(f"torchrun has no flag --{name} {_OWN_FLAGS}")
     names = ", ".join(flag.name for flag in found)
     raise UsageError(f"--{name} could mean {names}")
 
@@ -321,4 +332,4 @@ def _convert(flag: Flag, value: str | None, name: str = "") -> Any:
 def _port(flag: str, text: str) -> int:
     if text.isdecimal() and int(text) <= 65535:
         return int(text)
-    raise UsageError(f"{flag}: expected a port from 0 to 65535, got {text!r}")
+    raise UsageError(f"{flag}: expected a port from 1 to 65535, got {text!r}")

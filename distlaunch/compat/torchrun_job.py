@@ -40,15 +40,15 @@ def left_to_torch(flags: Flags, environ: Mapping[str, str]) -> str:
     fewest, most = flags.nodes
     for flag in FLAGS:
         if flag.here == "handed over" and flag.field in flags.given:
-            return f"{flag.name} {getattr(flags, flag.field)}"
+            return f"{flags.named(flag.field)} {getattr(flags, flag.field)}"
     if flags.alone:
         return ""
     if flags.rdzv_backend not in ("static", "c10d"):
-        return f"--rdzv-backend {flags.rdzv_backend}"
+        return f"{flags.named('rdzv_backend')} {flags.rdzv_backend}"
     if fewest != most and flags.rdzv_backend == "static":
-        return f"--nnodes {flags.nnodes}"
+        return f"{flags.named('nnodes')} {flags.nnodes}"
     store = flags.conf.get("store_type", "tcp").lower()
-    return f"--rdzv-conf store_type={store}" if flags.c10d and store != "tcp" else ""
+    return f"{flags.named('rdzv_conf')} store_type={store}" if flags.c10d and store != "tcp" else ""
 
 
 def flag_messages(flags: Flags) -> list[str]:
@@ -61,7 +61,7 @@ def flag_messages(flags: Flags) -> list[str]:
         raise UsageError("--no-python and --module can't be combined")
     static = flags.rdzv_backend == "static" and not _chooses_endpoint(flags)
     unused = [
-        f"{flag.name} has no effect: {flag.why}"
+        f"{flags.named(flag.field)} has no effect: {flag.why}"
         for flag in given
         if flag.here == "no effect" or (flag.here == "used, or no effect" and static)
         if not (flag.field == "rdzv_conf" and _has_only_timeouts(flags))
@@ -125,7 +125,9 @@ def procs_of(flags: Flags, here: Here) -> int:
     """Return the number of workers on this node. Raises `UsageError`."""
     procs = flags.procs
     if procs == "gpu" and not here.gpus:
-        raise UsageError("--nproc-per-node gpu: no GPU is visible; check the driver and CUDA_VISIBLE_DEVICES")
+        look = "check the driver, CUDA_VISIBLE_DEVICES, and the GPUs of the job or container"
+        what = f"no GPU is visible; {look}; on a CPU node, pass a number"
+        raise UsageError(f"{flags.named('nproc_per_node')} gpu: {what}")
     counts = {"cpu": here.cpus, "auto": here.gpus or here.cpus, "gpu": here.gpus}
     return procs if isinstance(procs, int) else counts[procs]
 
@@ -178,9 +180,9 @@ def gathering_messages(flags: Flags) -> Iterator[str]:
     if flags.c10d:
         if idle := [key for key in flags.conf if key not in _USED]:
             known = "is_host, join_timeout and last_call_timeout"
-            yield f"--rdzv-conf {', '.join(idle)} has no effect: only {known} are used"
+            yield f"{flags.named('rdzv_conf')} {', '.join(idle)} has no effect: only {known} are used"
         if "local_addr" in flags.given:
-            yield f"--local-addr has no effect: {FLAG['local_addr'].why}"
+            yield f"{flags.named('local_addr')} has no effect: {FLAG['local_addr'].why}"
     host, _ = flags.endpoint
     if is_loopback(host):
         hint = "is reachable only from this machine; for nodes on other machines, pass node 0's address"
@@ -194,24 +196,30 @@ def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gatheri
     c10d = flags.c10d
     _check_endpoint(flags, host, port, environ)
     if not c10d and flags.node_rank >= most:
-        raise UsageError(f"--node-rank {flags.node_rank}: expected 0 to {most - 1}, with --nnodes {most}")
+        what = f"expected 0 to {most - 1}, with {flags.named('nnodes')} {most}"
+        raise UsageError(f"{flags.named('node_rank')} {flags.node_rank}: {what}")
     number = flags.node_rank if "node_rank" in flags.given or not c10d else None
     task = task_number(environ) if c10d else None
-    hint = f"{_endpoint_flag(flags)} must be an address of the node with --node-rank 0"
+    serves, flag = _is_host(flags) if c10d else flags.node_rank == 0, _endpoint_flag(flags)
     if c10d:
-        hint = f"one of the nodes must have the address {host}, or be started with --rdzv-conf is_host=1"
-    elif "node_rank" not in flags.given:
-        hint = "without --node-rank or --rdzv-backend c10d, every launcher is node 0"
+        runs, elsewhere = f"a launcher is running on {host} or with --rdzv-conf is_host=1", ""
+        taken = "set is_host=1 on only one node, or " if serves else ""
+    else:
+        runs = f"node 0 is running, that {flag} is its address"
+        elsewhere = f"if this isn't node 0, set --node-rank; if it is, set {flag} to its address, or, behind "
+        elsewhere += "NAT, use --rdzv-backend c10d on all nodes and --rdzv-conf is_host=1 on this one"
+        taken = "if this isn't node 0, set --node-rank; otherwise, "
     return Gathering(
         Arrival(f"--rdzv-id {flags.rdzv_id}", name, (fewest, most), number, task),
         hosts=(host,),
         ports=(port,),
-        serves=_is_host(flags) if c10d else flags.node_rank == 0,
+        serves=serves,
         wait_s=_seconds(flags, ("join_timeout", "timeout"), Gathering._field_defaults["wait_s"]),
         last_call_s=_seconds(flags, ("last_call_timeout",), Gathering._field_defaults["last_call_s"]),
         ordered=not c10d,
-        flagged=not c10d,
-        hint=hint,
+        unreached=f"check that {runs}, and that no firewall blocks the port",
+        elsewhere=elsewhere,
+        taken=f"{taken}use another port above 1023 on all nodes",
     )
 
 
@@ -219,7 +227,7 @@ def _is_host(flags: Flags) -> bool | None:
     """Return whether this launcher hosts the endpoint, according to is_host; None = the address decides."""
     text = flags.conf.get("is_host", "").lower()
     if text not in ("", *_TRUE, *_FALSE):
-        raise UsageError(f"--rdzv-conf is_host: expected 1 or 0, got {text!r}")
+        raise UsageError(f"{flags.named('rdzv_conf')} is_host: expected 1 or 0, got {text!r}")
     return text in _TRUE if text else None
 
 
@@ -227,7 +235,8 @@ def _seconds(flags: Flags, keys: tuple[str, ...], default_s: float) -> float:
     given = [(key, flags.conf[key]) for key in keys if key in flags.conf]
     for key, text in given[:1]:
         if not text.isdecimal() or not int(text):
-            raise UsageError(f"--rdzv-conf {key}: expected a whole number of seconds ≥ 1, got {text!r}")
+            what = f"expected a whole number of seconds ≥ 1, got {text!r}"
+            raise UsageError(f"{flags.named('rdzv_conf')} {key}: {what}")
         return float(int(text))
     return default_s
 
@@ -239,16 +248,18 @@ def _check_endpoint(flags: Flags, host: str, port: int, environ: Mapping[str, st
     """
     flag, text = _endpoint_flag(flags), flags.rdzv_endpoint or host
     if not re.fullmatch(r"[^\s/@]+", host):
-        raise UsageError(f"{flag} {text!r}: expected a host name or address; is a variable in it empty?")
+        why = ", without blanks, / or @" if host else "; is a variable in it empty?"
+        raise UsageError(f"{flag} {text!r}: expected one host name or address{why}")
     if not 0 < port < 65536:
-        flag, text = (flag, text) if flags.rdzv_endpoint else ("--master-port", str(port))
+        flag, text = (flag, text) if flags.rdzv_endpoint else (flags.named("master_port"), str(port))
         raise UsageError(f"{flag} {text!r}: several nodes need a port from 1 to 65535")
     scheduler, count, tasks = step_size(environ)
     whose = step_title(scheduler) if scheduler else ""
     if tasks > flags.nodes[1]:
-        what = f"this {whose} has {tasks} tasks on {counted(count, 'node')}, but --nnodes is {flags.nnodes}"
-        advice = "set --nnodes to the number of nodes, and start one launcher on each"
-        raise UsageError(f"{what}: {advice}: {TABLE[scheduler].one_each}")
+        nodes, name = counted(count, "node"), flags.named("nnodes")
+        what = f"this {whose} has {tasks} tasks on {nodes}, but {name} is {flags.nnodes}"
+        advice = f"set {name} to {count}, and start one launcher on each node"
+        raise UsageError(f"{what}: {advice}: {TABLE[scheduler].one_each.format(count)}")
     if flags.c10d and count > 1 and is_loopback(host):
         hint = f"each of the {count} nodes of this {whose} would wait for the others at its own address"
         raise UsageError(f"{flag} {host}: {hint}; pass the first node's name")
@@ -257,4 +268,4 @@ def _check_endpoint(flags: Flags, host: str, port: int, environ: Mapping[str, st
 def _endpoint_flag(flags: Flags) -> str:
     """Return the flag that sets the endpoint, or should set it."""
     unsaid = flags.rdzv_backend == "c10d" and "master_addr" not in flags.given
-    return "--rdzv-endpoint" if flags.rdzv_endpoint or unsaid else "--master-addr"
+    return flags.named("rdzv_endpoint" if flags.rdzv_endpoint or unsaid else "master_addr")

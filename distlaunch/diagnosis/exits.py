@@ -21,7 +21,7 @@ class Ending(Frozen):
     """The end of a worker, with facts from the kernel: OOM kills since the start, (size, free) of /dev/shm.
 
     `peer_gone` is set if the worker lost its connection to another rank. `python` is its interpreter.
-    `module` is the module that it ran instead of a file. `stdin` is set if it has the command's stdin.
+    `module` is the module that it ran instead of a file. `stdin` is set if it has the controller's stdin.
     `networked` is set if the ranks run on several machines.
     """
 

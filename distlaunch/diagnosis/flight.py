@@ -30,7 +30,7 @@ class Call(Frozen):
 
 
 class Group(Frozen):
-    """A process group: its name in messages, its members as far as known, and each one's last collective."""
+    """A process group: its name in messages, its known members, and the last collective of each."""
 
     name: str
     members: tuple[int, ...]

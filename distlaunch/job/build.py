@@ -1,4 +1,4 @@
-"""Builds a `JobSpec` from a document: declared keys automatically, `built` keys by code."""
+"""Builds a `JobSpec` from a document: plain keys from their declarations, `built` keys with code."""
 
 import os.path
 from collections.abc import Iterable, Iterator
@@ -54,16 +54,17 @@ def _refuse(problems: list[Problem], mistakes: Iterable[tuple[str, str]], readin
     """Raise `JobError` if there are problems or mistakes, with at most one mistake per path."""
     first: dict[str, str] = {}
     for path, text in mistakes:
-        if path not in reading.refused - {""}:  # such a path already has a problem; "" is the whole file
+        if path not in reading.refused - {""}:  # a refused path has a problem already; "" is the whole file
             first.setdefault(path, text)
-    places = reading.places
-    problems += [places.get(path, places[""]).problem(path, text) for path, text in first.items()]
+    for path, text in first.items():  # a shorthand, such as `restarts: 3`, has the place of its section
+        known = next(each for each in (path, path.rpartition(".")[0], "") if each in reading.places)
+        problems.append(reading.places[known].problem(path, text))
     if problems:
         raise JobError(sorted(set(problems), key=lambda problem: (problem.line, problem.column, *problem)))
 
 
 def _job(reading: Reading, known: Record, source: str) -> spec.JobSpec:
-    """Return the job, and build its `built` keys. Requires that no key was refused."""
+    """Return the job, including its `built` keys. Requires that no key was refused."""
     checked, around = reading.checked, reading.around
     pool = Pool(checked, around)
     return spec.JobSpec(
@@ -109,7 +110,7 @@ def _job(reading: Reading, known: Record, source: str) -> spec.JobSpec:
 
 
 def _program(reading: Reading) -> spec.Program:
-    """Return the program with its kind and words. The caller adds the keys that all kinds have."""
+    """Return the program with its kind and words. The caller adds the keys that all kinds share."""
     checked = reading.checked
     if "module" in checked:
         return spec.Program("module", (checked["module"],))

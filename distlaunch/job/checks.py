@@ -4,7 +4,7 @@ A mistake is a (path, explanation) pair.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import starmap
 from typing import get_args
 
@@ -20,7 +20,7 @@ from distlaunch.transports import launchers, load
 from distlaunch.transports.container import BY_SRUN, Runtime
 from distlaunch.transports.slurm import SlurmStep
 from distlaunch.transports.transport import HOST
-from distlaunch.wording import counted
+from distlaunch.wording import counted, listed
 
 Mistakes = Iterator[tuple[str, str]]
 _NOT_WITH_MPIRUN = (
@@ -65,11 +65,14 @@ def _program(reading: Reading) -> Mistakes:
     scripts = [node.get("script") for _, node in reading.listed()]
     if len(given) != 1 and (given or not (misspelled or (scripts and all(scripts)))):
         got = " and ".join(given) or "none"
-        yield "".join(given[-1:]), f"set one of script, module or command; got {got}"
+        typed = [bool(reading.places[key].typed) for key in given]
+        old = given[typed.index(False)] if {*typed} == {True, False} else ""
+        hint = f"; to override {old}, add --set {old}=null" if old else ""
+        yield "".join(given[-1:]), f"set one of script, module or command; got {got}{hint}"
 
 
 def _script(reading: Reading) -> Mistakes:
-    """Refuse a whole command line, with advice on the keys to write instead."""
+    """Refuse a `script` that is a whole command line, and suggest the keys to write instead."""
     text = reading.checked.get("script") or ""
     keys = program_keys(text)
     if re.match(r"(?:\S*/)?torchrun\s", text):
@@ -112,12 +115,20 @@ def _rendezvous(reading: Reading) -> Mistakes:
 
 
 def _with_etcd(reading: Reading, conf: Checked) -> Mistakes:
-    for key in filter(reading.checked.get, _NOT_WITH_ETCD):
+    for key in _in_use(reading, _NOT_WITH_ETCD):
         yield key, f"with etcd-v2, torch's own agents control this: remove {key}"
     for name, value in conf.items():
         if not value or "," in value:
             yield f"rendezvous.conf.{name}", "expected a non-empty value without commas"
     yield from _unfilled(reading, "torch's own agents choose {%s} (etcd-v2)")
+
+
+def _in_use(reading: Reading, keys: Sequence[str]) -> Iterator[str]:
+    """Yield the keys that are set to something other than their default."""
+    for key in keys:
+        value = reading.checked.get(key)
+        if value and value != JOB.default(key) and (key != "sync" or is_synced(reading)):
+            yield key
 
 
 def _unfilled(reading: Reading, why: str) -> Mistakes:
@@ -140,7 +151,7 @@ def _stall(reading: Reading) -> Mistakes:
     on_stall, timeouts = reading.checked.get("on_stall"), reading.section("timeouts")
     never = "stall" in timeouts and timeouts["stall"] is None and "timeouts.stall" not in reading.refused
     if never and on_stall in ("restart", "stop"):
-        yield "on_stall", f"{on_stall} has no effect because timeouts.stall is none"
+        yield "on_stall", f"{on_stall} has no effect because timeouts.stall is none; remove one of them"
 
 
 def _hosts(reading: Reading) -> Mistakes:
@@ -158,22 +169,25 @@ def _variables(reading: Reading) -> Mistakes:
     for path, keys in reading.levels():
         for name, value in (keys.get("env") or {}).items():
             if name in RESERVED:
-                yield f"{path}env.{name}", f"distlaunch sets {name} for each worker; remove it"
+                own = f", or set {name.lower()} instead" if name.lower() in JOB.fields else ""
+                yield f"{path}env.{name}", f"distlaunch sets {name} for each worker; remove it{own}"
             elif value is None and name not in around.environ and not around.in_image:
                 close = nearest(name, around.environ, 0.8)
-                hint = f"; did you mean {close}?" if close else ""
-                yield f"{path}env.{name}", f"{name} is null, but it is not set in your environment{hint}"
+                hint = f"did you mean {close}?" if close else "export it, or write a value"
+                yield f"{path}env.{name}", f"{name} is null, but it is not set in your environment; {hint}"
 
 
 def is_synced(reading: Reading) -> bool:
-    """Return whether the job brings its code to the nodes."""
+    """Return whether the job copies its code to the nodes."""
     return "sync" in reading.checked and bool(reading.section("sync").get("tree", True))
 
 
 def _files(reading: Reading) -> Mistakes:
     for key in ("files", "setup"):
         if key in reading.checked and not is_synced(reading):
-            yield key, f"it needs the code on the nodes: set sync: true, or leave it out (--set {key}=null)"
+            mpirun = reading.checked.get("launcher") == "mpirun" or "mpirun" in reading.checked
+            advice = "mpirun jobs can't copy it, so" if mpirun else "set sync: true (without --no-sync), or"
+            yield key, f"it needs the code on the nodes: {advice} leave this key out (--set {key}=null)"
     setup = reading.checked.get("setup")
     if isinstance(setup, dict) and ("from" in setup) == bool({"run", "key"} & {*setup}):
         yield "setup", "set either run, with or without key, or from: controller"
@@ -196,7 +210,9 @@ def _repeated(_: Reading, spec: JobSpec) -> Mistakes:
         if host in seen and spare and not seen[host]:
             yield node.path, f"{host} is in both nodes and spares; remove it from one of them"
         elif host in seen:
-            hint = "remove one of them" if spare else "to run more workers on it, raise its procs"
+            port = "for another SSH port, give the host another name in ssh_config"
+            more = port if getattr(node.reach, "port", None) else "to run more workers on it, raise its procs"
+            hint = "remove one of them" if spare else more
             yield node.path, f"{host} is listed twice; {hint}"
         seen.setdefault(host, spare)
 
@@ -221,14 +237,14 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
         yield "launcher", f"{launcher} needs host names: list the hosts in nodes"
     if launcher == "kubernetes" and not submitted and not numbered:
         key = "nodes" if "nodes" in reading.checked else "hostfile"
-        hint = 'to list pods, set launcher.command: [kubectl, exec, -i, "{host}", --]'
+        hint = 'to list pods, write launcher: {command: [kubectl, exec, -i, "{host}", --]}'
         yield key, f"kubernetes.selector selects the pods: remove {key}; {hint}"
     elif launcher == "kubernetes" and not submitted and not reading.section("kubernetes").get("selector"):
         yield "launcher", "kubernetes needs kubernetes.selector, such as app=train"
     if isinstance(launcher, Mapping):
         yield from _command(reading, launcher, 0 if nameless else len(spec.pool))
     if allocation and given and given > len(allocation.nodes):
-        has = counted(len(allocation.nodes), "node")
+        has = counted(len(allocation.nodes), "running pod" if launcher == "kubernetes" else "node")
         yield "nodes", f"the job requests {given} nodes, but {allocation.name} has {has}"
 
 
@@ -247,26 +263,24 @@ def _command(reading: Reading, launcher: Checked, named: int) -> Mistakes:
 def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
     """Refuse settings that mpirun can't honor, and the mpi backend without mpirun."""
     if spec.backend == "mpi" and not spec.mpirun.argv:
-        yield "backend", "mpi requires MPI to start the ranks: set launcher: mpirun"
+        yield "backend", "mpi requires MPI to start the ranks: set launcher: mpirun, or another backend"
     if not spec.mpirun.argv:
         return
     if spec.rendezvous.etcd:
         key = "mpirun" if "mpirun" in reading.checked else "launcher"
         yield key, "mpirun and torch's own agents (etcd-v2) can't both start the ranks: remove one of them"
-    for key in filter(reading.checked.get, _NOT_WITH_MPIRUN):
+    for key in _in_use(reading, _NOT_WITH_MPIRUN):
         yield key, "can't be combined with mpirun, which places and starts the ranks; remove one of them"
     for path, node in reading.listed():
         for key in {*node} & {"python", "workdir", "env", "args", "script", "role"}:
-            yield (
-                f"{path}.{key}",
-                f"mpirun starts the same command everywhere: move {key} to the top level of the job file",
-            )
+            advice = f"remove {key} here, or move it to the top level"
+            yield f"{path}.{key}", f"mpirun starts the same command everywhere: {advice}"
     yield from _unfilled(reading, "mpirun chooses {%s}")
 
 
 def _stdin(reading: Reading, spec: JobSpec) -> Mistakes:
     if spec.stdin != "none" and spec.nodes and (spec.container or not spec.nodes[0].local):
-        what = "rank 0 must run on this machine and not in a container"
+        what = "rank 0 must run on this machine, without ssh, srun or a container"
         yield "stdin", f"{what}; have it read a file instead"
 
 
@@ -279,7 +293,9 @@ def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:
         )
     if spec.fewest > len(spec.nodes):
         has = counted(len(spec.nodes), "node")
-        yield "min_nodes", f"{spec.membership.min_nodes} is too high: the job has {has}"
+        unset = not (spec.allocation or reading.around.hostfile or "nodes" in reading.checked)
+        why = ", because nodes is not set" if unset else ""
+        yield "min_nodes", f"{spec.membership.min_nodes} is too high: the job has {has}{why}"
     if spec.limits.on_stall == "restart" and not (spec.restarts.most or spec.restarts.requeue):
         yield "on_stall", "restart has no effect without restarts: set restarts.max, or use on_stall: stop"
 
@@ -287,7 +303,8 @@ def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:
 def _collect(_: Reading, spec: JobSpec) -> Mistakes:
     if isinstance(spec.collect.nodes, tuple) and not spec.hosts_unknown:
         for host in sorted({*spec.collect.nodes} - {node.label for node in spec.pool}):
-            yield "collect.from", f"{host} is not a node of the job"
+            nodes = listed([node.label for node in spec.pool])
+            yield "collect.from", f"{host} is not a node of the job, whose nodes are {nodes}"
 
 
 def _restarts(reading: Reading, spec: JobSpec) -> Mistakes:
@@ -300,7 +317,8 @@ def _restarts(reading: Reading, spec: JobSpec) -> Mistakes:
             yield "restarts.never", f"{each} is in both on and never; remove it from one of them"
     for key in {*given} & {"on", "never"}:
         if not (limit.most or limit.requeue):
-            yield f"restarts.{key}", f"{key} has no effect without restarts: set restarts.max"
+            advice = f"set restarts.max, or remove {key}"
+            yield f"restarts.{key}", f"{key} has no effect without restarts: {advice}"
 
 
 def _allocated(reading: Reading, _: JobSpec) -> Mistakes:
@@ -308,7 +326,7 @@ def _allocated(reading: Reading, _: JobSpec) -> Mistakes:
     nodes = reading.checked.get("nodes")
     for key in reading.around.sections:
         if isinstance(nodes, int) and reading.section(key).get("nodes", nodes) < nodes:
-            yield f"{key}.nodes", f"too few for the job: nodes is {nodes}"
+            yield f"{key}.nodes", f"too few for the job: nodes is {nodes}; raise or remove {key}.nodes"
 
 
 def _volumes(reading: Reading, _: JobSpec) -> Mistakes:
@@ -317,20 +335,20 @@ def _volumes(reading: Reading, _: JobSpec) -> Mistakes:
             yield f"kubernetes.volumes[{i}]", "set exactly one of claim, config_map, secret or host_path"
 
 
-def _container(_: Reading, spec: JobSpec) -> Mistakes:
+def _container(reading: Reading, spec: JobSpec) -> Mistakes:
     """Check that the container runtime is known, and usable on the nodes of the job."""
     container = spec.container
     if container is None:
         return
     if container.runtime not in get_args(Runtime):
         known = ", ".join(get_args(Runtime))
-        yield "container.runtime", f"expected one of {known}, got {container.runtime!r}"
+        yield "container.runtime", f"the first word must be one of {known}, got {container.runtime!r}"
     by_slurm = all(isinstance(node.reach, SlurmStep) for node in spec.pool)
     if container.runtime == BY_SRUN and not by_slurm:
         yield "container.runtime", "pyxis is a plugin for srun: use it in a Slurm job, with launcher: slurm"
     if container.runtime == BY_SRUN and container.before:
         yield "container.runtime", "pyxis options belong in container.options"
-    for i, mount in enumerate(container.mounts):
+    for i, mount in enumerate(reading.section("container").get("mounts", ())):
         if mount.count(":") > 2:
             yield f"container.mounts[{i}]", f"expected PATH:PATH_INSIDE:ro at most, got {mount!r}"
 

@@ -11,7 +11,7 @@ from distlaunch.wording import counted
 
 
 class Place(Frozen):
-    """The place of a value: the file name as typed, and the line and column from 1; 0 = unknown.
+    """The place of a value: the file name as typed, and the line and column, from 1 (0 = unknown).
 
     For values from the command line, `source` names the --set, and `typed` is its whole value.
     """
@@ -40,7 +40,7 @@ OVERRIDE = "--set "
 
 def setting(source: str, value: str) -> str:
     """Return the --set named by `source`, with its value replaced by `value`, as shell words."""
-    import shlex  # only a mistake needs it
+    import shlex  # needed only for mistakes
 
     return OVERRIDE + shlex.quote(f"{source.removeprefix(OVERRIDE)}={value}")
 
@@ -98,7 +98,7 @@ def value_of(data: Data, place: Place) -> Value:
 
 
 def is_unset(value: Value) -> bool:
-    """Check whether a key counts as missing: its value, or every key of its section, was unset."""
+    """Check whether a key counts as missing because its value, or every key of its section, is unset."""
     if isinstance(value, Entries):
         return bool(value.entries) and all(is_unset(entry) for _, entry in value.entries)
     return isinstance(value, Scalar) and value.unset
@@ -130,14 +130,15 @@ def override(root: Value, path: list[str], new: Value) -> Value:
     step, rest = path[0], path[1:]
     if isinstance(root, Items):
         if not step.isdecimal():
-            raise KeyError(f"it is a list here, which has no key {step}; write it as a map")
+            advice = "choose an item, as in [0], or replace the whole list"
+            raise KeyError(f"it is a list here, which has no key {step}; {advice}")
         if not re.fullmatch("[0-9]{1,9}", step) or int(step) >= len(root.items):
             raise KeyError(f"index {step} is out of range: the list has {counted(len(root.items), 'item')}")
         items = list(root.items)
         items[int(step)] = override(items[int(step)], rest, new)
         return Items(tuple(items), root.place)
     if isinstance(root, Scalar) and root.value is not None:
-        raise KeyError(f"{describe(root)} has no key {step}")
+        raise KeyError(f"{describe(root)} has no key {step}; replace the whole value")
     entries = root if isinstance(root, Entries) else Entries((), new.place)
     return entries.with_key(step, override(entries.get(step) or Scalar(None, new.place), rest, new))
 
@@ -181,7 +182,7 @@ def in_quotes(text: str) -> str:
 
 def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
     """Return the `known` word that is most similar to `word`; "" = none."""
-    import difflib  # only a mistake needs it
+    import difflib  # needed only for mistakes
 
     return next(iter(difflib.get_close_matches(word, list(known), 1, likeness)), "")
 
@@ -193,7 +194,7 @@ def colon_hint(text: str, place: Place) -> str:
 
 
 def records_hint(value: Entries, keys: Collection[str], main: str) -> str:
-    """Return a hint to write a list of records instead of one record or a map from names."""
+    """Return a hint to write a list of records instead of a single record or a map keyed by name."""
     names = [key for key, _, _ in value.walk()]
     if set(names) & set(keys):
         return f"; start each list item with a dash, even a single one: - {names[0]}: …"
@@ -231,11 +232,11 @@ def program_keys(text: str) -> dict[str, str]:
 # Writing
 
 WIDTH = 100
-"""Maximum characters of a list or map on one line. A longer one has a line for each item."""
+"""Maximum characters of a list or map written on one line. A longer one gets a line for each item."""
 
 
 def job_text(keys: Mapping[str, Any], notes: Sequence[tuple[str, str]], order: Iterable[str]) -> str:
-    """Return a job file: comments in `notes` with the key "", then each key in order, after its comments."""
+    """Return a job file: the comments whose key is "", then each key in order, preceded by its comments."""
 
     def comments(key: str) -> list[str]:
         return [f"# {_escaped(text)}" for text, about in notes if about == key]

@@ -2,7 +2,7 @@
 
 A plain key is declared here as a `Field`; the attribute with its value and default is in `spec.py`. A `built`
 key needs code in `build.py`. Schedulers declare their own sections: see `with_sections`. In a `JobSpec`,
-these sections and `kubernetes` are maps of the keys that are set. Defaults are declared with the keys.
+these sections and `kubernetes` are maps of the keys that are set. Their defaults are declared with the keys.
 """
 
 import re
@@ -70,7 +70,7 @@ CPUS = Text('a list of CPUs such as "0-3,8"', rf"{_CPUS}(?:,{_CPUS})*", _cpus_er
 
 NODE = Record(
     host=built(SOME_TEXT, "Host name, as used with ssh; user@host and ranges such as gpu[03-10] also work."),
-    gpus=built(Either(number=GPUS, text=AUTO), "GPUs of this node.", "gpus_per_node"),
+    gpus=built(Either(number=GPUS, text=AUTO), "GPUs on this node.", "gpus_per_node"),
     procs=built(Integer(1), "Workers on this node.", "procs_per_node"),
     address=Field(
         SOME_TEXT, "Address that the other nodes use to reach this node.", "the address that ssh uses"
@@ -78,10 +78,10 @@ NODE = Record(
     user=built(SOME_TEXT, "User to log in as.", "ssh's default"),
     port=built(PORT, "Port of the SSH server on this node.", "ssh's default"),
     python=built(PYTHON, "Interpreter on this node.", "python"),
-    workdir=built(FILE, "Working directory on this node; a relative script is relative to it.", "workdir"),
+    workdir=built(FILE, "Working directory on this node; a relative script path starts from it.", "workdir"),
     env=built(ENV, "Environment variables of this node's workers; they override the job's."),
-    script=Field(FILE, "A Python script for this node's workers instead of the job's program."),
-    args=Field(ListOf(ARGUMENT), "Arguments of this node's workers instead of the job's."),
+    script=Field(FILE, "A Python script for this node's workers, in place of the job's program."),
+    args=Field(ListOf(ARGUMENT), "Arguments for this node's workers, in place of the job's."),
     role=Field(LINE, "ROLE_NAME of this node's workers; ROLE_RANK is numbered within each role.", "role"),
     makes=spec.NodeSpec,
     foreign=by_their_names(
@@ -99,13 +99,13 @@ NODE = Record(
 RENDEZVOUS = Record(
     endpoint=built(
         SOME_TEXT,
-        "host:port of rank 0's store; with etcd-v2, that of your etcd server.",
+        "host:port of rank 0's store, or with etcd-v2, of your etcd server.",
         "a free port on the first node, held by distlaunch",
     ),
     backend=built(
         Choice(("static", "c10d", "etcd-v2", "none")),  # c10d means the same as static
         "What assigns ranks: static or c10d = distlaunch; etcd-v2 = torch's own agents, one per node; "
-        "none = distlaunch, without waiting for ranks to join, because they never connect to MASTER_ADDR.",
+        "none = distlaunch, without waiting for ranks to join, for jobs that never connect to MASTER_ADDR.",
         default="static",
     ),
     conf=built(CONF, "Settings for torch's --rdzv-conf, such as last_call_timeout; etcd-v2 only."),
@@ -116,17 +116,18 @@ RENDEZVOUS = Record(
 )
 
 TIMEOUTS = Record(
-    connect=Field(Duration(), "Time limit for every node's agent to start."),
+    connect=Field(Duration(), "Time limit for starting the agents on all nodes."),
     join=Field(
         LIMIT,
-        "Time limit for all ranks to join the rendezvous; then the job ends, and a message lists the missing "
-        "ranks. The default limit runs from the first attempt to join, and one that you set from the start "
-        "of the ranks. none = no limit.",
+        "Time limit for all ranks to join the rendezvous. When it expires, the job ends, and a message lists "
+        "the missing ranks. The default limit starts when the first rank tries to join; an explicit limit "
+        "starts when the ranks start. none = no limit.",
     ),
     stop=Field(Duration(), "Time between SIGTERM and SIGKILL."),
     job=Field(LIMIT, "Time limit for the whole job."),
     lease=Field(
-        Duration(least_s=3), "Time without a heartbeat after which a node is lost and stops its workers."
+        Duration(least_s=3),
+        "Time without a heartbeat after which a node counts as lost and stops its workers.",
     ),
     rejoin=Field(Duration(), "How long to wait for a lost node that the job can't continue without."),
     setup=Field(Duration(), "Time limit for building the environment (setup) on a node."),
@@ -138,7 +139,7 @@ TIMEOUTS = Record(
 
 
 class Failures(ListOf):
-    """Kinds of failures, and exit statuses. Becomes a flat tuple."""
+    """A list of kinds of failures and exit statuses; becomes a flat tuple."""
 
     def __init__(self) -> None:
         statuses = Field(ListOf(Integer(1, 255), least=1), "Only these exit statuses.")
@@ -159,10 +160,10 @@ RESTARTS = Record(
         "most",
     ),
     backoff=Field(Duration(), "Delay before the second restart in a row; doubles with each further restart."),
-    window=Field(Duration(), "The period in which at most max restarts may happen."),
+    window=Field(Duration(), "The period in which at most restarts.max restarts may happen."),
     requeue=Field(
         Integer(0, 10000),
-        "How many times Slurm may requeue the job: after a failure that max does not cover, at the time "
+        "How many times Slurm may requeue the job: after a failure when no restarts are left, at the time "
         "limit, or after a termination warning; never after exit status 2, 126 or 127.",
     ),
     on=Field(
@@ -231,7 +232,7 @@ METRICS = Record(
 CHECKS = Record(
     skip=built(
         Either(text=Choice(("all",)), items=ListOf(Choice(get_args(spec.Checked)))),
-        "Parts of `check` to skip; all = skip every part.",
+        "Parts of `check` to skip; all = every part.",
     ),
     makes=spec.JobSpec,
 )
@@ -239,7 +240,7 @@ CHECKS = Record(
 PATTERNS = ListOf(LINE)
 SYNC = Record(
     tree=built(Switch(), "Whether to copy the code to the nodes.", told="true if sync is given"),
-    include=Field(PATTERNS, "Files to copy although git ignores them; patterns as in .gitignore."),
+    include=Field(PATTERNS, "Files to copy even though git ignores them; patterns as in .gitignore."),
     exclude=Field(PATTERNS, "Files to leave out, in addition to those in .distlaunchignore."),
     to=Field(
         Text("an absolute path, or one that begins with ~/", r"~?/[^\0]*"),
@@ -260,8 +261,8 @@ SETUP = Record(
         ),
         "from": built(
             Choice(("controller",)),
-            "Instead of run: install the packages from the same files as uv; pip on this machine builds or "
-            "downloads them.",
+            "Used instead of run. Installs the packages from the same files as setup: uv; pip on this "
+            "machine builds or downloads them.",
         ),
     },
     makes=spec.Setup,
@@ -277,7 +278,7 @@ def _path_error(path: str) -> str | None:
 PATHS = ListOf(Text("a path or pattern of files", r"[^\0\n]*[^\0\n/]/*", _path_error), least=1)
 COLLECT = Record(
     {
-        "paths": Field(PATHS, "Files, directories and patterns, as above."),
+        "paths": Field(PATHS, "Files, directories and patterns, as described for collect."),
         "from": Field(
             Either(text=Choice(("rank 0", "all")), items=ListOf(SOME_TEXT, least=1)),
             "The nodes to collect from: rank 0's, all of them, or a list of hosts.",
@@ -327,7 +328,7 @@ VOLUME = Record(
     secret=Field(KUBE_NAME, "A Secret."),
     host_path=Field(IN_IMAGE, "A directory on the pod's node."),
     sub_path=Field(LINE, "Mount only this subdirectory."),
-    read_only=Field(Switch(), "Pods can't write to it."),
+    read_only=Field(Switch(), "Mount the volume read-only."),
     foreign=by_their_names(
         mount="mount_path mountPath path",
         claim="persistent_volume_claim pvc",
@@ -348,7 +349,7 @@ SECRET = Record(
 KUBERNETES = Record(
     image=Field(
         LINE,
-        "The image of the pods, with Python 3.10 or later and torch.",
+        "The image for the pods, with Python 3.10 or later and torch.",
         "container.image with docker or podman",
     ),
     namespace=Field(KUBE_NAME, "Namespace of the pods.", "kubectl's current namespace"),
@@ -377,7 +378,8 @@ KUBERNETES = Record(
     runtime=Field(KUBE_NAME, "The ClusterTrainingRuntime of a TrainJob.", default="torch-distributed"),
     extra=Field(
         Tree(),
-        "Merged into the Job: maps key by key, lists of named maps item by item; the rest is replaced.",
+        "Settings to merge into the Job: maps key by key, and lists of named maps item by item. Other values "
+        "are replaced.",
     ),
     foreign=by_their_names(
         node_selector="nodeSelector",
@@ -391,7 +393,7 @@ KUBERNETES = Record(
 )
 
 CONTAINER = Record(
-    image=built(LINE, "The image: its name, or its file for apptainer or enroot."),
+    image=built(LINE, "The name of the image; apptainer and enroot also accept a file."),
     runtime=built(
         Either(text=Choice(get_args(Runtime)), items=ListOf(Word(), least=1)),
         "docker, podman, apptainer, enroot or pyxis; a list adds options for the runtime itself, as in "
@@ -414,7 +416,8 @@ JOB = Record(
     name=built(SOME_TEXT, "The job's name.", "the file's stem"),
     nodes=built(
         Either(number=Integer(1, 4096), items=ListOf(NODE, least=1)),
-        "The hosts in rank order, or the number of nodes to use in the allocation or to simulate here.",
+        "The hosts in rank order, or the number of nodes to use in the allocation or to simulate on this "
+        "machine.",
         told="all of the allocation; 1 outside an allocation",
     ),
     min_nodes=Field(
@@ -428,11 +431,11 @@ JOB = Record(
         "Hosts that replace lost nodes; rest = all other nodes of the allocation.",
     ),
     hostfile=built(FILE, "A hostfile (Open MPI, DeepSpeed, Horovod) instead of nodes."),
-    gpus_per_node=built(Either(number=GPUS, text=AUTO), "GPUs of each node; 0 = a CPU job.", default="auto"),
-    procs_per_node=built(Integer(1), "Workers on each node.", "one per GPU, 1 on a CPU job"),
+    gpus_per_node=built(Either(number=GPUS, text=AUTO), "GPUs per node; 0 = a CPU job.", default="auto"),
+    procs_per_node=built(Integer(1), "Workers per node.", "one per GPU, or 1 for a CPU job"),
     numa_binding=built(
         Choice(get_args(spec.NumaMode), none=True),
-        "CPUs of each worker, as with torchrun: node = all CPUs of its GPU's NUMA node; socket = all CPUs "
+        "CPUs for each worker, as with torchrun: node = all CPUs of its GPU's NUMA node; socket = all CPUs "
         "of its GPU's socket; exclusive = an exclusive share of that NUMA node's cores; core-complex = "
         "all CPUs that share one last-level cache.",
     ),
@@ -441,8 +444,8 @@ JOB = Record(
             text=Choice(("cores",), none=True),
             items=ListOf(Either(number=Integer(0, 99999), text=CPUS), least=1),
         ),
-        "CPUs of each worker: cores = an equal share of the node's physical cores, not shared with another "
-        'worker; or a list by local rank, such as ["0-3", "4-7"].',
+        "CPUs for each worker: cores = an equal, exclusive share of the node's physical cores; or a list "
+        'in order of local rank, such as ["0-3", "4-7"].',
     ),
     backend=Field(
         Choice(("auto", *get_args(spec.Backend))),
@@ -463,7 +466,8 @@ JOB = Record(
     ),
     env=built(
         ENV,
-        "Environment variables for workers, with placeholders; null = the value in your shell (required).",
+        "Environment variables for workers, with placeholders; null = the value in your shell, which must "
+        "be set.",
     ),
     python=built(
         PYTHON, "Interpreter on the nodes.", "distlaunch's own, if that path exists on the node, else python3"
@@ -481,8 +485,8 @@ JOB = Record(
     ),
     on_warning=Field(
         Choice(get_args(spec.OnWarning)),
-        "The signal that ranks get after a termination warning from a scheduler; after TERM or INT they must "
-        "exit; after USR1 or USR2 they continue.",
+        "The signal that ranks get after a termination warning from a scheduler. After TERM or INT, they "
+        "must exit; after USR1 or USR2, they continue.",
         part=spec.Limits,
     ),
     role=Field(LINE, "ROLE_NAME of the workers.", part=spec.Program),
@@ -501,25 +505,26 @@ JOB = Record(
     logs=built(LOGS, "Where output goes."),
     notify=built(NOTIFY, "A program to run when the run fails, restarts, stalls or finishes."),
     metrics=built(METRICS, "Write the run's metrics to a file in Prometheus text format."),
-    checks=built(CHECKS, "Checks of the nodes, made by `check`, and by `run` before it starts the ranks."),
+    checks=built(CHECKS, "Settings for `check`, and for the checks that `run` does before starting ranks."),
     sync=built(
         SYNC,
-        "Copy the code to every node before the ranks start: the files of the git repository around the job "
-        "file, or all files in its directory.",
+        "Copy the code to every node before the ranks start: the files of the git repository that contains "
+        "the job file, or else all files in the job file's directory.",
         default="false",
     ),
     setup=built(
         Either(text=Choice(("uv", "conda")), entries=SETUP),
-        "Build the ranks' Python environment on each node, once for each lock file. Requires `sync`. uv uses "
-        "uv.lock, requirements.txt or pyproject.toml, and conda uses environment.yml, in the workdir.",
+        "Build the ranks' Python environment on each node, once per version of the lock file. Requires "
+        "`sync`. In the workdir, uv uses uv.lock, requirements.txt or pyproject.toml, and conda uses "
+        "environment.yml.",
     ),
     files=built(
         ListOf(FILE), "Additional files to copy into the job file's directory on the nodes. Requires `sync`."
     ),
     collect=built(
         Either(items=PATHS, entries=COLLECT),
-        "Files to copy back to the run directory when the job ends: paths with *, ? and ** relative to the "
-        "workdir, absolute, or below ~/. A list sets paths.",
+        "Files to copy back to the run directory when the job ends. Paths are absolute, start with ~/, or "
+        "are relative to the workdir, and may contain *, ? and **. A list sets collect.paths.",
     ),
     ssh=built(SSH, "Settings for ssh."),
     container=built(CONTAINER, "Run the agent and the ranks of each node in a container."),

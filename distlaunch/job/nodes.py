@@ -18,7 +18,7 @@ from distlaunch.transports.transport import Local, SshOptions, Transport, Way
 from distlaunch.wording import expand_ranges
 
 MAX_SLOTS = 1024
-"""Maximum slots of a host. If N in `host:N` is larger, or is 22 (ssh), it is taken for a misplaced port."""
+"""Maximum slots of a host. If N in `host:N` is larger, or is 22 (ssh), it must be a misplaced port."""
 REST = "rest"
 """Value of `spares` that stands for all other nodes of the allocation."""
 UNKNOWN = "slurm"
@@ -158,12 +158,13 @@ def parse_hostfile(text: str, source: str) -> tuple[HostEntry, ...]:
 def host_entries(words: Sequence[str]) -> list[HostEntry]:
     """Return the hosts in a line of a hostfile. Raises ValueError."""
     user, name = split_user(words[0])
-    name, _, horovod_slots = name.partition(":")
+    v6 = re.fullmatch(r"\[(.*:.*:.*)\](?::(.*))?|(.*::.*|(?:\w+:){7}\w+)", name)
+    name, horovod_slots = (v6[1] or v6[3], v6[2]) if v6 else name.partition(":")[::2]
     slots = dict(map(_option, words[1:])).get("slots")
     if slots is None and horovod_slots:
         slots = horovod_slots
         if slots == "22" or (slots.isdecimal() and int(slots) > MAX_SLOTS):
-            whole, keys = words[0].partition(":")[0], f"host: {name}, port: {slots}"
+            whole, keys = words[0].rpartition(":")[0], f"host: {name}, port: {slots}"
             keys += f", user: {user}" if user else ""
             raise ValueError(
                 f'"{whole}:{slots}" means {slots} slots; if that is right, write "{whole} slots={slots}" in '

@@ -23,7 +23,7 @@ NumaMode = Literal["node", "socket", "exclusive", "core-complex"]
 class EnvValue(Frozen):
     """The value of a variable.
 
-    An `inherited` value, which comes from the caller, is never printed or recorded.
+    An `inherited` value, which comes from the caller's environment, is never printed or recorded.
     """
 
     text: str
@@ -46,9 +46,9 @@ FailureKind = Literal["exception", "exit", "signal", "oom", "collective", "stall
 class Program(Frozen):
     """The program of each worker: a Python `script` or `module`, or a `command` with its own arguments.
 
-    If `placed`, the first word is a path relative to the workdir of the node, or below the home of its user.
-    Otherwise it is used unchanged. `role` is ROLE_NAME. A node may override everything except modules and
-    commands: see `JobSpec.program_of`.
+    If `placed`, the first word is a path relative to the node's workdir or to the user's home directory
+    there. Otherwise, it is used unchanged. `role` is ROLE_NAME. A node may override everything except modules
+    and commands: see `JobSpec.program_of`.
     """
 
     kind: Literal["script", "module", "command"]
@@ -125,7 +125,10 @@ class NodeSpec(Frozen):
 
 
 class Membership(Frozen):
-    """An elastic job's nodes. `spares` replace lost nodes. `min_nodes` None = the job needs all nodes."""
+    """The elasticity of a job: its minimum number of nodes, and the `spares` that replace lost nodes.
+
+    If `min_nodes` is None, the job needs all of its nodes.
+    """
 
     spares: tuple[NodeSpec, ...] = ()
     min_nodes: int | None = None
@@ -164,7 +167,7 @@ class Limits(Frozen):
 MAX_GPUS = 4096
 """Maximum GPUs of a node. A larger number must be a mistake."""
 FOREVER_S = 1e9
-"""Seconds of an endless window, because torchrun counts --max-restarts over the whole run."""
+"""Seconds of an endless window, for torchrun, which counts --max-restarts over the whole run."""
 
 
 ELASTIC_RESTARTS = 3
@@ -172,12 +175,12 @@ ELASTIC_RESTARTS = 3
 
 
 class Restarts(Frozen):
-    """The limits of restarts: at most `most` within any `window_s` seconds.
+    """The limits on restarts: at most `most` within any `window_s` seconds.
 
     `backoff_s` is the first delay, which doubles each time. The scheduler requeues the whole job at most
     `requeue` times. Only failures in `on` (None = all) cause a restart, but not those in `never`. A number
-    is the status of an `exit`. Unless `repeat` is set, a repeated exception ends the job, and a node that
-    fails repeatedly is left out.
+    stands for an exit with that status. Unless `repeat` is set, a repeated exception ends the job, and a node
+    that fails repeatedly is left out.
     """
 
     most: int = 0
@@ -262,7 +265,7 @@ class Etcd(Frozen):
 
 
 class RendezvousSpec(Frozen):
-    """Where the ranks connect to each other; None = decided by the plan.
+    """The place where the ranks connect to each other; None = decided by the plan.
 
     `host` and `port` are MASTER_ADDR and MASTER_PORT; `id` is TORCHELASTIC_RUN_ID. With `etcd`, the only
     worker on each node is a torch agent, which starts the node's ranks.
@@ -288,7 +291,7 @@ DEFAULT_BASE = "~/.cache/distlaunch/sync"
 
 
 class Sync(Frozen):
-    """The code to copy to the nodes: the tree around the job file, and `files`.
+    """The code to copy to the nodes: the tree that contains the job file, and `files`.
 
     `include` and `exclude` are patterns as in .gitignore. `base` is the directory on the nodes. A tree has at
     most `limit` bytes.
@@ -303,10 +306,10 @@ class Sync(Frozen):
 
 
 class Setup(Frozen):
-    """How each node builds the Python environment: with uv or conda from `files`, or with the command `run`.
+    """The way a node builds the Python environment: uv or conda with `files`, or the command `run`.
 
     `files` are in the workdir. The environment is rebuilt whenever their contents change. If `kind` is
-    controller, they are packages from this machine, in the root of the code.
+    controller, `files` are packages from this machine, in the root of the code.
     """
 
     kind: Literal["uv", "conda", "run", "controller"]
@@ -477,7 +480,7 @@ class JobSpec(Frozen):
 
     @property
     def shared(self) -> tuple[int, ...]:
-        """Return the descriptors that workers on this machine may share with the command."""
+        """Return the descriptors that workers on this machine may share with the controller."""
         return (0, 1) if self.invocation.shares_stdio else (0,) if self.stdin == "rank 0" else ()
 
     @property
@@ -540,6 +543,10 @@ class JobSpec(Frozen):
         """Return the placeholders for additional ports on the first node: `port:NAME`."""
         return tuple(word for word in self.placeholders if word.startswith("port:"))
 
+    def key_words(self, key: str) -> str:
+        """Return ` (key)` for messages, or "" if the job has no keys, as with torchrun."""
+        return f" ({key})" if self.places else ""
+
     def error(self, path: str, text: str) -> JobError:
         """Return an error about the value at `path`."""
         return JobError([self.places.get(path, Place(self.source)).problem(path, text)])
@@ -550,6 +557,6 @@ class JobSpec(Frozen):
             raise JobError(problems)
 
     def with_gpus(self, count: int) -> "JobSpec":
-        """Return the job with `count` GPUs on each node without an explicit number."""
+        """Return the job with `count` GPUs on each node that has no explicit number of GPUs."""
         nodes = tuple(node._replace(gpus=count) if node.gpus is None else node for node in self.nodes)
         return self._replace(nodes=nodes)

@@ -141,7 +141,7 @@ _NAME = (
 _USER = r"(?<=://)[^\s/?#]*@"
 """User and password in a URL."""
 _NAMED = r"""(?<![\w.-])(-{0,2})([A-Za-z_][\w.-]*)(?![\w.-])(["']?\s*=|["']?:\s|["']:|\s)"""
-"""A whole name in an argument, and the text before its value. Long words without a name take linear time."""
+"""A whole name in an argument, and the text between it and its value. Searching takes linear time."""
 
 
 def is_secret(name: str) -> bool:
@@ -176,7 +176,7 @@ def redacted(words: Sequence[str]) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a name or address refers to the local machine on every machine."""
+    """Return whether a name or address, such as localhost, refers to the machine that uses it."""
     import ipaddress  # not needed on one machine
 
     name = host.lower().rstrip(".")

@@ -28,6 +28,7 @@ from distlaunch.job.document import (
     words_of,
 )
 from distlaunch.job.text import value_error
+from distlaunch.wording import size_words
 
 Schema = dict[str, Any]
 Checked = Mapping[str, Any]
@@ -35,7 +36,7 @@ Checked = Mapping[str, Any]
 Mistake = Callable[[str], "str | None"]
 """A function that returns why a text with valid syntax can't be used, or None."""
 REFUSED: Any = object()
-"""Result of `Type.read` for a value of another type."""
+"""The result of `Type.read` for a value of the wrong type."""
 
 
 class Type:
@@ -52,7 +53,7 @@ class Type:
     """(suffix in the reference, type) of contained values; the suffix "" = the value itself."""
 
     def read(self, value: Scalar) -> Any:
-        """Return the converted value of a scalar, or REFUSED for another type."""
+        """Return the converted value of a scalar, or REFUSED if it has the wrong type."""
         return REFUSED
 
     def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
@@ -66,7 +67,7 @@ class Type:
         return read
 
     def refuse(self, value: Value, path: str, problems: list[Problem]) -> Any:
-        """Add the problem that the value has another type, and return None."""
+        """Report that the value has the wrong type, and return None."""
         text = f"expected {self.name}, got {describe(value)}{self.hint(value, path)}"
         problems.append(value.place.problem(path, text))
 
@@ -482,7 +483,7 @@ def built(kind: Type, doc: str, told: str = "", default: Any = None) -> Field:
 
 
 def by_their_names(**ours: str) -> dict[str, str]:
-    """Map the names that other tools use, separated by blanks, to the key."""
+    """Map the names that other tools use to keys. Each argument lists the names for its key."""
     return {name: key for key, names in ours.items() for name in names.split()}
 
 
@@ -545,7 +546,7 @@ class Record(Type):
             return place.problem(path, hint)
         if key in self.foreign and not (inner and isinstance(entry, Entries)):
             return place.problem(path, f"unknown key; use {self.foreign[key]}")
-        close = section or nearest(key, self.fields)  # a map must contain the keys of the section
+        close = section or nearest(key, self.fields)  # a map is probably meant as the section
         hint = f"did you mean {close}?" if close else f"known keys: {', '.join(self.fields)}"
         return place.problem(path, f"unknown key; {hint}")
 
@@ -611,6 +612,8 @@ class Record(Type):
                 text = str(value).lower()
             case float():
                 text = duration_text(value)
+            case int() if isinstance(entry.kind, Size):
+                text = size_words(value).replace(" ", "")
             case int() | str():
                 text = str(value)
             case _:

@@ -1,4 +1,4 @@
-"""Reads YAML with positions and limits, but without aliases, and writes YAML for every parser."""
+"""Reads YAML with positions and limits, but without aliases, and writes YAML that all parsers agree on."""
 
 import contextlib
 import re
@@ -70,7 +70,7 @@ def _refused_feature(event: yaml.Event) -> tuple[str, str] | None:
 
 
 class _Reader:
-    """Converts YAML text to values, and collects problems."""
+    """A reader that converts YAML text to values and collects problems."""
 
     def __init__(self, text: str, source: str) -> None:
         self.text, self.source = text, source
@@ -163,7 +163,7 @@ _Dumper.add_representer(str, _string)
 
 
 def yaml_text(documents: Iterable[Any]) -> str:
-    """Write documents with enough quotes for every parser.
+    """Write documents with enough quotes that all parsers agree on them.
 
     For example, 1e-4 is a number in Kubernetes and a string in PyYAML.
     """

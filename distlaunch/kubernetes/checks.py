@@ -139,9 +139,7 @@ def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
             yield f"env.{name}", f"a value from your environment is never printed: write it here, or {advice}"
     for path, names in (("env", spec.program.env), ("kubernetes.secrets", secrets)):
         for name in filter(_OWN.fullmatch, names):
-            yield (
-                f"{path}.{name}",
-                f"{name} would change the launcher in each pod; remove it, and set the job file's own key",
-            )
+            advice = "remove it, and set the job file's own key, if any"
+            yield f"{path}.{name}", f"{name} would change the launcher in each pod; {advice}"
         for name in RESERVED & names.keys():
             yield f"{path}.{name}", f"distlaunch sets {name} for each worker; remove it"

@@ -87,7 +87,7 @@ def plan_without_nodes(spec: JobSpec) -> LaunchPlan:
 
     For `dry-run` and other commands that start no ranks.
     """
-    from distlaunch.plan.other_launchers import under_mpirun  # no run needs it
+    from distlaunch.plan.other_launchers import under_mpirun  # runs don't need it
 
     spec = under_mpirun(spec, sys.executable)
     here = gpu_count() if any(node.local for node in spec.nodes) else None

@@ -120,7 +120,7 @@ class Agents:
     ) -> dict[int, Any]:
         """Wait for the agents in `asked`, and return their answers of `expected` kinds.
 
-        Agents that don't answer in time are given up. Once `is_over` returns True, return {} instead.
+        Agents that don't answer in time are dropped. Once `is_over` returns True, return {} instead.
         """
         self._answers, self._expected = {}, expected
         deadline = time.monotonic() + within_s

@@ -39,7 +39,7 @@ class _Node:
 
 
 class Files:
-    """Writes files to `collected` in a run directory, at most `collect.limit` bytes per node."""
+    """The writer of files to `collected` in a run directory, at most `collect.limit` bytes per node."""
 
     def __init__(self, directory: str, collect: Collect) -> None:
         self._directory, self._collect = directory, collect

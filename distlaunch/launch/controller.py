@@ -113,7 +113,7 @@ class Controller:
         """Do what is due after each turn of the loop.
 
         This detects a suspension, wakes observers, requests data for them from the nodes, feeds a `TimerDue`
-        event, and sends heartbeats. A node that has been silent for too long is given up as lost.
+        event, and sends heartbeats. A node that has been silent for too long is treated as lost.
         """
         self._notice_suspension()
         self._observers.wake()
@@ -133,7 +133,8 @@ class Controller:
                 most_s = self._lease_s if reach.keeps_alive else MISSED * self._heartbeat_s
                 # Not `now`: this process couldn't receive anything while it was suspended.
                 if due - self._last_frame.get(node, due) > most_s:
-                    why = f"no heartbeat for {most_s:g} s (timeouts.lease is {self._lease_s:g} s)"
+                    key = self._spec.key_words(f"timeouts.lease is {self._lease_s:g} s")
+                    why = f"no heartbeat for {most_s:g} s{key}"
                     self._links.give_up(node, why)
 
     def _request_stacks(self) -> None:
@@ -204,7 +205,7 @@ class Controller:
 
     def _send_tree(self, action: actions.SendTree) -> None:
         """Send a node the contents it lacks, as its link accepts them. Feed an error as the node's report."""
-        from distlaunch.launch.snapshot import contents  # few jobs bring their code
+        from distlaunch.launch.snapshot import contents  # few jobs copy their code
 
         def pieces() -> Iterator[bytes]:
             assert self._spec.tree is not None
@@ -325,7 +326,7 @@ def supervise(start: Start, shown: Shown, observers: Iterable[Observer] = ()) ->
 
 
 def _fate_by_stop(spec: JobSpec) -> events.AllocationReported:
-    """Return the report for a job whose scheduler doesn't answer: cancelled or unknown."""
+    """Return the report for a job whose scheduler doesn't answer: canceled or unknown."""
     stopped = is_stopped(path_of_starts(spec))
     return events.AllocationReported(stopped or None, "was cancelled" if stopped else "", final=stopped)
 
@@ -360,6 +361,6 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
             return
         tell(f"requeueing {allocation.name}, {made + 1} of {most}")
         append(path, {"requeue": True, "raised": raised})
-        scheduler.requeue(allocation.job)  # which may kill this process at once
+        scheduler.requeue(allocation.job)  # which may kill this process immediately
     except DistlaunchError as error:
         tell(f"can't requeue {allocation.name}: {error}")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.errors import DistlaunchError, Exit
+from distlaunch.errors import DistlaunchError, Exit, reason
 from distlaunch.here import runs_ranks
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.job.text import is_loopback
@@ -47,11 +47,11 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
     launcher = Launcher(gathering, prover, interrupts, say)
     serves = gathering.serves
     if serves is not False and gathering.fixed:
-        _await_name(gathering.hosts[0], gathering.wait_s, interrupts, say)
+        unresolved = _await_name(gathering.hosts[0], gathering.wait_s, interrupts, say)
         here = is_here(gathering.hosts[0])
         if serves and not here and gathering.ordered:
-            text = f"{gathering.hosts[0]} is not an address of this machine: {gathering.hint}"
-            raise JoinError(text, Exit.USAGE)
+            why = f"does not resolve ({unresolved})" if unresolved else "is not an address of this machine"
+            raise JoinError(f"{gathering.hosts[0]} {why}: {gathering.elsewhere}", Exit.USAGE)
         if here and serves is None and (seat := launcher.seated_late()):
             return seat  # in a running job; its rank 0 might not be using the endpoint's port
         serves = here or serves or False
@@ -61,10 +61,8 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
             port = listener.open(gathering.ports)
         except OSError as error:
             if gathering.serves or error.errno != errno.EADDRINUSE:
-                text = f"can't listen at {gathering.label} for the other nodes: {error.strerror or error}"
-                numbers = "if this isn't node 0, set --node-rank; otherwise, "
-                advice = f"{numbers if gathering.flagged else ''}use another port on all nodes"
-                raise JoinError(f"{text}; {advice}", Exit.PORT_TAKEN) from None
+                text = f"can't listen at {gathering.label} for the other nodes: {reason(error)}"
+                raise JoinError(f"{text}; {gathering.taken}", Exit.PORT_TAKEN) from None
         else:
             try:
                 return _Controller(spec, gathering, listener, interrupts, say).gathered(port)
@@ -99,19 +97,23 @@ def _is_source(family: int, address: tuple[object, ...]) -> bool:
         return False
 
 
-def _await_name(host: str, wait_s: float, interrupts: Interrupts, say: Say) -> None:
-    """Wait up to NAME_S seconds for a host name to resolve. Nothing can listen on the host before that."""
-    limit_s = min(wait_s, NAME_S)
+def _await_name(host: str, wait_s: float, interrupts: Interrupts, say: Say) -> str:
+    """Wait up to NAME_S seconds for a host name to resolve. Nothing can listen on the host before that.
+
+    Return the reason if it doesn't resolve, or else "".
+    """
+    limit_s, why = min(wait_s, NAME_S), ""
     wait = Wait(limit_s)
     while not wait.over:
         try:
             socket.getaddrinfo(host, None)
-            return
+            return ""
         except (OSError, UnicodeError) as error:
+            why = str(getattr(error, "strerror", None) or error)
             if wait.is_worth_telling():
-                why = getattr(error, "strerror", None) or error
                 say(f"waiting up to {span_words(limit_s)} for {host} to resolve: {why}")
         pause(interrupts, say, TURN_S)
+    return why
 
 
 class _Controller:
@@ -174,7 +176,8 @@ class _Controller:
             what = rank_list(numbers, "node")
         else:
             names = sorted(each.name for each in there)
-            what = f"{self._most - len(there)} of {counted(self._most, 'node')} (joined: {listed(names)})"
+            enough = self._fewest if len(there) < self._fewest else self._most
+            what = f"{enough - len(there)} of {counted(enough, 'node')} (joined: {listed(names)})"
         return what + _absent(there, self._most)
 
     def _tell(self) -> None:
@@ -187,6 +190,7 @@ class _Controller:
         """Notify the joined launchers that the run won't start. Return the error."""
         place, wait_s = self._gathering.label, self._gathering.wait_s
         text = f"gave up after {wait_s:g} s: waited for {self._missing_words()} at {place}"
+        text += "; check that every launcher was started, and look for errors in its output"
         self._door.dismiss(text, Exit.TIMEOUT)
         return JoinError(text, Exit.TIMEOUT)
 

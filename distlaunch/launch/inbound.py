@@ -82,7 +82,7 @@ class InboundConnection:
 
     @property
     def here(self) -> bool:
-        """Whether the connection comes from this machine."""
+        """Return whether the connection comes from this machine."""
         return self.host == self.reached
 
     @property
@@ -218,7 +218,7 @@ class InboundListener:
             if visitor.arrival is not None and lines[1:]:
                 self._judge(visitor, visitor.arrival, join.message_of(lines[1]))
         except ValueError as error:
-            self._turn_away(visitor, f"sent an invalid message ({error})")
+            self._refuse(visitor, f"it sent an invalid message ({error})")
 
     def _challenge(self, visitor: InboundConnection, line: bytes) -> None:
         """Handle the first line of a launcher: refuse it, or request a proof."""
@@ -246,7 +246,8 @@ class InboundListener:
             self._warn(f"the launcher on {visitor.name} won't join: {str(message['refuses'])[:MAX_WORDS]}")
             self._drop(visitor)
             return
-        wrong = self._prover.wrong(self._way, "launcher", visitor.transcript, message.get("proof"))
+        if wrong := self._prover.wrong(self._way, "launcher", visitor.transcript, message.get("proof")):
+            wrong += f"; if both belong to your job, {join.SAME_SECRET}"
         if why := wrong or self.admits(arrival):
             self._refuse(visitor, why)
             return

@@ -40,6 +40,7 @@ TORCHS_PING = TORCHS_FIRST + b"\x0d" + b"ping"
 MAX_LINE = 1 << 14
 """Maximum bytes of a line. A limit is needed because anyone may connect."""
 SECRET = "DISTLAUNCH_SECRET"  # noqa: S105 (the name of a variable)
+SAME_SECRET = f"set {SECRET} to the same value on all nodes"
 MAX_NAME = 253
 _MUNGE_S = 5.0
 Say = Callable[[str], object]
@@ -89,7 +90,7 @@ def arrival_of(message: Mapping[str, Any]) -> Arrival:
         raise ValueError(f"a field is missing: {error}") from None
     numbers = (*arrival.nodes, arrival.node_rank, arrival.task, arrival.gpus, *(arrival.place or ()))
     if not all(number is None or (type(number) is int and 0 <= number < 1 << 20) for number in numbers):
-        raise ValueError("a number is out of range")
+        raise ValueError("a number such as --node-rank is out of range")
     if not isinstance(arrival.job, str) or not isinstance(arrival.name, str):
         raise ValueError("a name is not a string")
     if len(arrival.name) > MAX_NAME or not arrival.name.isprintable():
@@ -143,7 +144,7 @@ class Prover:
                 return self._credential(_digest(side, transcript))
             except OSError as error:
                 what = f"the controller requires a MUNGE credential, which {self._name} can't create: {error}"
-                advice = f"set up MUNGE there, or set {SECRET} to the same value on all nodes"
+                advice = f"set up MUNGE there, or {SAME_SECRET}"
                 raise JoinError(f"{what}; {advice}", Exit.USAGE) from None
         return ""
 
@@ -231,7 +232,7 @@ class Wait:
 
     @property
     def over(self) -> bool:
-        """Whether the limit is reached."""
+        """Return whether the limit is reached."""
         return time.monotonic() - self._began > self.limit_s
 
     def is_worth_telling(self) -> bool:
@@ -268,7 +269,7 @@ class Launcher:
     def __init__(self, gathering: Gathering, prover: Prover, interrupts: Interrupts, say: Say) -> None:
         self._gathering, self._prover = gathering, prover
         self._interrupts, self._say = interrupts, say
-        self._why = ""
+        self._why = self._advice = ""
         key = f"{gathering.label} {gathering.arrival.job}"
         # Addresses at which a controller that lacks a node may listen later
         self._second = [*product(gathering.hosts[:1], ports_for(key) if gathering.fixed else ())]
@@ -283,8 +284,7 @@ class Launcher:
                     return seat
             place = self._gathering.label
             if wait.over:
-                hint = f"; {self._gathering.hint}" if self._gathering.hint else ""
-                text = f"can't reach the controller at {place}: {self._why}{hint}"
+                text = f"can't reach the controller at {place}: {self._why}{self._advice}"
                 raise JoinError(f"gave up after {wait.limit_s:g} s: {text}", Exit.UNREACHABLE)
             if wait.is_worth_telling():
                 who = "node 0 at" if self._gathering.ordered else "the node with the address"
@@ -313,6 +313,7 @@ class Launcher:
         except (OSError, UnicodeError) as error:
             if first:
                 self._why = getattr(error, "strerror", None) or str(error)
+                self._advice = f"; {self._gathering.unreached}"
             return None
         watch_for_silence(connection)
         seat = None
@@ -320,7 +321,7 @@ class Launcher:
             seat = self._request(connection, host, strict=first and self._gathering.fixed)
         except (OSError, ValueError, TypeError, KeyError) as error:
             if first:
-                self._why = self._what_listens(host, port, error)
+                self._why, self._advice = self._what_listens(host, port, error), ""
         finally:
             if not seat:
                 connection.close()
@@ -347,7 +348,7 @@ class Launcher:
             raise
         connection.sendall(line_of({"proof": proof}))
         if why := self._prover.wrong(way, "controller", covered, receive(ANSWER_S).get("proof")):
-            advice = "if it belongs to another job, use another port"
+            advice = f"if it belongs to another job, use another port; otherwise, {SAME_SECRET}"
             raise JoinError(f"the controller at {host} can't be trusted: {why}; {advice}", Exit.USAGE)
         message: dict[str, Any] = {}
         while "node" not in message:
@@ -397,11 +398,13 @@ class Launcher:
         if _is_torchs(host, port):
             return (
                 "a torch TCPStore uses this address: if torchrun was started, run `distlaunch torchrun` on "
-                "all nodes; otherwise the run already has all its nodes"
+                "all nodes; if it is another job's, use another port; otherwise the run already has all its "
+                "nodes"
             )
         words = getattr(error, "strerror", None) or str(error)
         words = f"it lacks {words}" if isinstance(error, KeyError) else words
-        return f"the process that listens there is not the controller of this job ({words})"
+        what = f"the process that listens there is not the controller of this job ({words})"
+        return f"{what}; use another port, or correct the address"
 
 
 def _is_torchs(host: str, port: int) -> bool:

@@ -1,4 +1,4 @@
-"""This node's part of a run that another launcher controls. This process starts an agent for it.
+"""This node's part of a run that another launcher controls. This process starts the node's agent.
 
 The controller sends ranks, addresses, ports, and start and stop commands over the link that
 `distlaunch.launch.join` has opened. This launcher determines the program, its arguments, its environment and
@@ -109,7 +109,7 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
         end = {"op": "end", "status": ended, "words": "its agent was killed" if killed else ""}
         seat.connection.sendall(wire.encode_message(seat.node, end, wire.END))
         seat.connection.shutdown(socket.SHUT_WR)
-        # mpirun kills all tasks when one has failed: rank 0's, which controls the run, must exit first.
+        # mpirun kills all tasks once one has failed, so rank 0's task, the controller, must exit first.
         while own_first and seat.connection.recv(wire.MAX_OUTPUT):
             continue
     seat.connection.close()
@@ -221,7 +221,7 @@ class _JoinedAgent(Agent):
         if not (self._informed or self.outcome):
             self.outcome = Exit.NODE_LOST
             lost = f"lost the controller on {self._seat.controller}: {why}"
-            self._part.say(f"{lost}; stopping this node's ranks")
+            self._part.say(f"{lost}; stopping this node's ranks; the controller's output may show why")
 
     def _on_route(self, command: messages.FindRoute) -> None:
         """Find the route, and look for this launcher's own program, not the controller's."""

@@ -27,7 +27,7 @@ EXIT_S = 3.0
 class Link:
     """The link to one or more nodes over a `process`. The owner waits on its non-blocking descriptors.
 
-    The opening in `streams` is sent when the node's shell answers, or at once if the transport is direct.
+    The opening in `streams` is sent when the node's shell answers, or immediately if the transport is direct.
     `boot` is called while an interpreter starts on the node. With a direct transport, its result waits for a
     `flush`, and can be sent together with the first commands. `pulling` is set while an image is being
     pulled.
@@ -47,13 +47,13 @@ class Link:
         self._behind_boot = b""  # commands sent before the modules
         self._protocol_error = ""
         self.at_end = self.pulling = False
-        self._unused = True
+        self._unused, self.opened_at = True, time.monotonic()
         self._pidfd = -1
         if transport.direct:
             self._open(streams.without_marker())
 
     def send(self, node: int, command: tuple[Any, ...]) -> None:
-        """Send a node one of `distlaunch.agent.messages`, at once or right after the agent's modules.
+        """Send a node one of `distlaunch.agent.messages`, now or right after the agent's modules.
 
         If several nodes share the link, each receives every node's frames.
         """
@@ -71,7 +71,7 @@ class Link:
 
     @property
     def sends(self) -> bool:
-        """Whether anything is left to send."""
+        """Return whether anything is left to send."""
         return bool(self.unsent or self._streams)
 
     def flush(self) -> None:
@@ -149,7 +149,7 @@ class Link:
     def failure(self, overdue: str = "") -> LinkFailure:
         """Return the failure that the transport's last output shows.
 
-        The failure is complete once the process has exited. `overdue` is the reason for giving up a node;
+        The failure is complete once the process has exited. `overdue` is the reason for dropping a node;
         "" = its link has ended.
         """
         self.listen()
@@ -177,7 +177,7 @@ class Link:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has exited."""
+        """Return whether the process has exited."""
         return self._process.poll() is not None
 
     def end(self) -> None:
@@ -201,7 +201,7 @@ class Link:
             os.close(self._pidfd)
             self._pidfd = -1
         if self.patience_s:
-            self._process.poll()  # a guardian that still sweeps is reaped by init later
+            self._process.poll()  # init later reaps a guardian that is still sweeping
         else:
             self._process.wait()
 
@@ -215,7 +215,7 @@ class Link:
 class Links:
     """The links of all nodes. Several nodes may share one link. `on_frame` is called with each frame.
 
-    `on_end` is called with the node and the reason when a link ends on its own or is given up. `on_pull` is
+    `on_end` is called with the node and the reason when a link ends on its own or is overdue. `on_pull` is
     called with the node and False when an image is being pulled, and with True once it has been pulled. If
     `on_frame` raises `ProtocolError`, the link ends.
     """

@@ -19,6 +19,7 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import answers, ask_addresses
 from distlaunch.launch.agents import Agents, Ended, start_of
 from distlaunch.launch.port_check import PortReport, folded, try_port
+from distlaunch.launch.start import check_allocation
 from distlaunch.plan.placement import Facts, make_plan
 from distlaunch.supervisor.checking import expected
 from distlaunch.wording import counted, listed, refused_port_words, size_words
@@ -35,6 +36,7 @@ LOCKS = ("uv.lock", "poetry.lock", "requirements*.txt")
 
 def check(spec: JobSpec, code: bool = False) -> Report:
     """Check the nodes of a job and, with `code`, the files on them. Raises `DistlaunchError`."""
+    check_allocation(spec)
     spec = hurried(spec)
     lookups = ask_addresses(spec)
     of_job, fine, plan, skipped = list(_run_directory(spec)), list[str](), None, list[str]()
@@ -144,7 +146,7 @@ def _start(
     """Return the command that starts the probe. The compressed request is split into arguments."""
     program = spec.program_of(spec.pool[node])
     word = program.words[0] if program.words else ""
-    there = not spec.sync.tree  # otherwise, `run` brings the code
+    there = not spec.sync.tree  # otherwise, `run` copies the code
     request = {
         **request,
         "workdir": program.workdir if there else "~",

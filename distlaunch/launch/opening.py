@@ -5,12 +5,14 @@ import importlib.util
 import marshal
 import os
 import sys
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.machinery import SourceFileLoader
 
 import distlaunch.agent
+from distlaunch.agent.wire import LEASE_S
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.here import runs_ranks
 from distlaunch.launch import process
@@ -25,12 +27,12 @@ if TYPE_CHECKING:  # an early agent starts before the job is read
     from distlaunch.job.spec import JobSpec
 
 PYTHON = os.environ.get("DISTLAUNCH_PYTHON", sys.executable)
-"""The interpreter to try first on nodes: the command's own, even if --on runs it on another host."""
+"""The interpreter to try first on nodes: that of the user's command, even if --on forwards the command."""
 STEP_NODES = 32
 """Maximum nodes per step."""
 NO_RANKS_HERE = (
-    "ranks run only on Linux, but this machine runs another system: run this command on Linux, or list Linux "
-    "hosts in nodes or with -H"
+    "ranks run only on Linux, but this machine runs another system: run this command on Linux, or use "
+    "`distlaunch run` with Linux hosts in nodes or -H"
 )
 _TRAVELS = 1
 """zlib's compression level. Level 6 would take 8 ms more at each start, for 184 KiB instead of 210 KiB."""
@@ -54,13 +56,14 @@ def open_links(
 ) -> dict[int, Link]:
     """Start the transports to all nodes. The `early` agent serves the first node, or is discarded.
 
-    It can't serve a job whose interpreter, container or stdin requires another agent. `joined` are the links
-    that nodes' own launchers opened.
+    It can't serve a job whose interpreter, container or stdin requires another agent. Its lease may expire if
+    packages for the nodes took long to build. `joined` are the links that nodes' own launchers opened.
     """
     links = dict(joined or {})
     first = spec.nodes[0]
     fits = (spec.program_of(first).python or PYTHON) == sys.executable and not spec.container
-    if early and isinstance(first.reach, Local) and fits and spec.stdin == "none":
+    fresh = early and time.monotonic() - early.opened_at < LEASE_S / 2
+    if early and fresh and isinstance(first.reach, Local) and fits and spec.stdin == "none":
         links[0] = early
     for group in _groups(spec):
         if group[0] not in links:

@@ -16,11 +16,12 @@ from distlaunch.here import runs_ranks
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.job.text import is_loopback
 from distlaunch.launch.agents import Agents
+from distlaunch.launch.start import check_allocation
 from distlaunch.wording import listed
 
 HERE = "here"
 EVERY = 16
-"""Maximum number of nodes for which every pair is tried. With more, each dials one fewer than this number."""
+"""Maximum number of nodes for which every pair is tried. With more, each dials EVERY - 1 others."""
 DIAL_S = 5.0
 
 
@@ -81,7 +82,7 @@ class PortReport(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether a rendezvous would work on this port. This machine counts only if `here_counts`."""
+        """Return whether a rendezvous would work on this port. This machine counts only if `here_counts`."""
         dials = [dial for dial in self.dials if self.here_counts or dial.source != HERE]
         failures = [one for one in self.failures if self.here_counts or one.node != HERE]
         connected = self.pairs is None or not self.pairs.failed
@@ -94,6 +95,7 @@ class PortReport(NamedTuple):
 
 def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
     """Check `port` (None = any free port) on the first node of `spec`, which the others call `host`."""
+    check_allocation(spec)
     tested = _with_here(spec._replace(membership=spec.membership._replace(spares=())), host)
     with Agents(tested) as agents:
         report = try_port(agents, spec, tested.nodes, host, port)

@@ -99,7 +99,7 @@ class Peer(Child):
         super().__init__(0, (stdin, stdout, stderr))
 
     def exit_descriptor(self) -> int:
-        """Return a descriptor that is readable at once: a closed connection needs no further wait."""
+        """Return a descriptor that is already readable, because a closed connection doesn't need any wait."""
         return os.dup(self.stderr)
 
     def close_stdin(self) -> None:

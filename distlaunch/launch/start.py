@@ -33,7 +33,9 @@ DESCRIPTORS_PER_LINK, RESERVE = 6, 300
 """Descriptors per link (three pipes, a pidfd, and two more while it is being opened), and for all else."""
 MANY_NODES = 20
 """Number of nodes at which the usual limit on descriptors may become too low."""
-NO_ALLOCATION = "launcher: slurm needs an allocation: run this inside salloc or sbatch"
+NO_ALLOCATION = (
+    "launcher: slurm needs an allocation: run this inside salloc or sbatch, or use `distlaunch submit`"
+)
 
 
 class Start(Frozen):
@@ -77,8 +79,7 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
 
     Raises `DistlaunchError` if the run directory can't be created, or if notifications can't be sent.
     """
-    if spec.hosts_unknown:
-        raise UsageError(NO_ALLOCATION)
+    check_allocation(spec)
     if spec.mpirun.argv:
         from distlaunch.plan.other_launchers import under_mpirun  # few jobs are for MPI
 
@@ -103,7 +104,7 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
         append(path_of_starts(spec), Begun(run_id, spec.name, spec.allocation.starts)._asdict())
     code = None
     if spec.tree:
-        from distlaunch.launch.snapshot import record  # few jobs bring their code
+        from distlaunch.launch.snapshot import record  # few jobs copy their code
 
         code = record(spec.tree, directory, run_id)
     note_begin(run_id, directory.path, status.controller.host, _ticket(spec, listener))
@@ -113,8 +114,14 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
     joined = {i: link for i in range(len(spec.pool)) if (link := _joined(spec, i, run_id, listener))}
     links = open_links(spec, early, joined)
     make_room(room)  # not before: an agent on this machine inherits the limit, and gives it to its workers
-    # Looking up addresses takes as long as a name server takes to answer.
+    # Looking up addresses takes as long as the name server does, so it runs while links are being opened.
     return Start(spec, run_id, directory, status, links, ask_addresses(spec), began, listener, code)
+
+
+def check_allocation(spec: JobSpec) -> None:
+    """Raise `UsageError` if the job's hosts are known only inside an allocation."""
+    if spec.hosts_unknown:
+        raise UsageError(NO_ALLOCATION)
 
 
 def _ticket(spec: JobSpec, listener: "InboundListener | None") -> Ticket | None:
@@ -180,12 +187,12 @@ def run_directory(spec: JobSpec, run_id: str, status: Status | None = None) -> R
             if directory:
                 directory.close()
                 directory.remove()
-    flag = "TMPDIR or --log-dir" if spec.logs.spares else "--log-dir"
+    flag = "TMPDIR, or torchrun's --log-dir," if spec.logs.spares else "--log-dir"
     text = f"can't create the run directory in {'; '.join(refused)}"
     raise DistlaunchError(f"{text}; set {flag if spec.logs.torchrun else 'logs.dir'} to another directory")
 
 
-# Starts by a scheduler, which may start a job again
+# Starts by a scheduler, which may requeue a job
 
 
 def _continued(spec: JobSpec) -> JobSpec:

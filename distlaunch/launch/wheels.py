@@ -31,7 +31,8 @@ def wheels_of(source: str, python: str | None, env: Mapping[str, str]) -> list[s
     path = shutil.which(given)
     if path is None:
         raise DistlaunchError(
-            f"can't get packages for the nodes: this machine does not have {given} (set by python)"
+            f"can't get packages for the nodes: this machine does not have {given} (set by python); "
+            "install it here, too, or use setup: uv, which gets the packages on each node"
         )
     env = {**os.environ, **env}
     index = sorted(each for each in env.items() if each[0].startswith(("PIP_", "UV_")))
@@ -51,7 +52,7 @@ def wheels_of(source: str, python: str | None, env: Mapping[str, str]) -> list[s
             _fill(new, path, source, env)
             os.rename(new, ready)
         except OSError:
-            if not os.path.isdir(ready):  # another run has not done the same
+            if not os.path.isdir(ready):  # no other run has created it
                 raise
         finally:
             shutil.rmtree(new, ignore_errors=True)
@@ -59,7 +60,7 @@ def wheels_of(source: str, python: str | None, env: Mapping[str, str]) -> list[s
 
 
 def _tidy(base: str) -> None:
-    """Remove packages that no run has used for a long time, and what killed runs have left."""
+    """Remove packages that no run has used for a long time, and leftovers of killed runs."""
     import shutil
 
     for entry in os.scandir(base):

@@ -3,7 +3,7 @@
 recording    writes the run directory (run_directory), and keeps the last output in memory
 terminal     shows the run to the user, through the console; screen shows it full-screen
 outlet       writes for the console and the run directory in threads, so slow readers don't delay a job
-metrics, notifier    write metrics and start commands, for jobs that request this
+metrics, notifier    write metrics, and run a notification command, for jobs that request this
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -58,7 +58,7 @@ class Lines:
 
 
 class Console:
-    """Printer of ranks' output and messages to stdout and stderr."""
+    """The printer of ranks' output and messages to stdout and stderr."""
 
     def __init__(
         self,
@@ -185,7 +185,8 @@ class Console:
         if error.errno == errno.EPIPE:
             self._on_reader_left()
         elif not self._outlets[other].broken:
-            text = f"distlaunch: can't write to {name}: {error.strerror}; the job continues, see its logs\n"
+            rest = "the job continues, and its log files, if any, contain its output"
+            text = f"distlaunch: can't write to {name}: {error.strerror}; {rest}\n"
             self._outlets[other].write(text.encode())
 
     def _came_between(self, stream: int) -> None:
@@ -213,7 +214,7 @@ class Folding:
     """
 
     def __init__(self, show: Callable[[int, int, bytes, str], object], hold_s: float = FOLD_S) -> None:
-        """Hold lines back for `hold_s` seconds; with 0, show each at once."""
+        """Hold lines back for `hold_s` seconds; with 0, show each immediately."""
         self._show, self._hold_s = show, hold_s
         self._tags: dict[int, str] = {}
         self._groups: dict[tuple[int, bytes, int], set[int]] = {}

@@ -36,7 +36,7 @@ EVERY_S = 5.0
 
 
 class Metrics(Observer):
-    """Writer of the job's metrics file, updated when the run's state changes and regularly while ranks print.
+    """The writer of the job's metrics file, at changes of the run's state and regularly while ranks print.
 
     `Observer` describes when each method is called.
     """

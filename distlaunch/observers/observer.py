@@ -79,7 +79,7 @@ class Observer:
     """Whether to request the stacks of all ranks, for `captured`. Reset once they have been requested."""
 
     def __init__(self, run: Observed | None = None) -> None:
-        """Observers in `distlaunch.observers.TABLE` get their settings from `run`."""
+        """Create an observer. Those in `distlaunch.observers.TABLE` get their settings from `run`."""
 
     @classmethod
     def of(cls, run: Observed) -> "Observer":
@@ -167,7 +167,7 @@ class Observers:
         """Call a method of an observer. Remove the observer if it raises."""
         try:
             getattr(each, name)(*seen, **named)
-        except Exception as error:  # of any kind: a week of training must not end with it
+        except Exception as error:  # of any kind, since it must not end a week of training
             if each not in self._observers:
                 return  # already removed: it also raised when notified of another failure
             self._observers.remove(each)

@@ -109,7 +109,7 @@ class Outlet:
             if self.broken or not self._waits():
                 return False
             if not self._backlog.waiting:
-                return True  # longer than the capacity, but alone
+                return True  # longer than the capacity, but nothing else is queued
             self._backlog.moves(LOOK_S)
         return True
 

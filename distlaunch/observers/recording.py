@@ -116,7 +116,7 @@ class Recorder(Observer):
             self._keep_status(state)
 
     def _mention_silence(self, quiet_s: float) -> None:
-        """If the ranks that the user stops may have been hanging, say how to find out where next time."""
+        """If the ranks that the user stops may have been hanging, explain how to see where, next time."""
         if quiet_s >= QUIET_S:
             silence = f"no rank has printed anything for {quiet_s / 60:.0f} min"
             advice = "if the job hangs again, run `distlaunch why` before you stop it: it shows where"

@@ -27,15 +27,15 @@ STOPPED = "stopped"
 CONTROLLER_LOG = "controller.log"
 """The stderr of a controller without a terminal: messages from observers, and tracebacks."""
 CODE = "code.json"
-"""The manifest of the code that the job brought to its nodes, as in `agent.tree`."""
+"""The manifest of the code that the job copied to its nodes, as in `agent.tree`."""
 OUTPUT_INDEX = "output.index"
 """The order in which output arrived, with times. The output itself is in the ranks' files."""
 INDEX_RECORD = struct.Struct("<dQIIIH")
 """A record of the output index: the fields of `Entry`."""
 MAX_OPEN = 200
 OPEN_SHARE = 8
-"""Log files kept open at once, which are at most an OPEN_SHAREth of the limit on descriptors. Two per rank
-would exceed the usual limit, 1024, and links need most of a lower one."""
+"""Divisor of the limit on descriptors that limits the log files kept open at once. Two files per rank would
+exceed the usual limit, 1024, and links need most of a lower one."""
 AT_ONCE = 1 << 17
 """Bytes written to one file at once. The limit is low enough to detect progress of a slow disk."""
 PATIENCE_S = 0.3
@@ -136,7 +136,7 @@ class Piece(Frozen):
 
 
 class LogWriter:
-    """Writer of files below `path`, created with mode 0600, in directories created with mode 0700.
+    """A writer of files below `path`, created with mode 0600, in directories created with mode 0700.
 
     If the queue is full, the writer waits up to `patience_s` for the disk, by default PATIENCE_S.
     """
@@ -210,7 +210,7 @@ class LogWriter:
             while self._open:
                 os.close(self._open.popitem()[1])
         else:
-            self._lose(None, self._backlog.waiting)  # the thread can't be stopped, and keeps the files
+            self._lose(None, self._backlog.waiting)  # the thread can't be stopped, and keeps the files open
 
     # In the thread
 
@@ -218,7 +218,7 @@ class LogWriter:
         """Write the queue. Called by the thread of the backlog."""
         while self._backlog.queue:
             pieces = self._next()
-            lost = []  # `put` loses nothing: the old content is still valid for its time
+            lost = []  # `put` doesn't lose anything: the file keeps its older content
             if pieces[0].where == "end":
                 lost = self._append(pieces)
             else:

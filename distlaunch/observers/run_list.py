@@ -1,6 +1,6 @@
 """Lists of runs, one JSON object per line: all runs of this user, and the starts of each queued job.
 
-The lists are only hints: the run directories are authoritative. A run continues if a line can't be written.
+The lists are only hints: the run directories are authoritative. Runs continue even if a write fails.
 """
 
 import contextlib
@@ -153,10 +153,13 @@ def _opened(path: str, flags: int) -> int:
     status = os.fstat(fd)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         os.close(fd)
-        foreign = "belongs to another user; set HOME or XDG_STATE_HOME to a directory of yours"
-        shared = "can be written by other users; use chmod go-w, or set XDG_STATE_HOME to another directory"
-        what = foreign if status.st_uid != os.geteuid() else shared
-        raise UsageError(f"{path}: this list of runs {what}")
+        foreign, shared = "; distlaunch reads only your own", "; use chmod go-w"
+        if path == index_path():  # not a list of starts
+            foreign = "; set HOME or XDG_STATE_HOME to a directory of yours"
+            shared += ", or set XDG_STATE_HOME to another directory"
+        if status.st_uid != os.geteuid():
+            raise UsageError(f"{path}: this list of runs belongs to another user{foreign}")
+        raise UsageError(f"{path}: this list of runs can be written by other users{shared}")
     return fd
 
 
@@ -207,10 +210,10 @@ def starts_in(path: str) -> list[Begun]:
 
 
 def note_stop(directory: str, queued: str, scheduler: str) -> None:
-    """Record that a queued job is cancelled, for its run to read. Some schedulers don't expose this."""
+    """Record that a queued job is being canceled, for its run to read. Some schedulers don't expose this."""
     append(starts_path(directory, queued, scheduler), {"stop": True})
 
 
 def is_stopped(path: str) -> bool:
-    """Return whether the job with this list of starts was cancelled."""
+    """Return whether the job with this list of starts was canceled."""
     return any("stop" in line for line in lines_of(path))

@@ -70,11 +70,11 @@ _DEFAULTS = {
     "PRTE_MCA_hwloc_default_binding_policy": "none",
 }
 _EXPORTED = "OMPI_MCA_mca_base_env_list"
-"""The variable that tells Open MPI what to pass to other nodes. MPICH passes all variables."""
+"""The variable that lists the variables for Open MPI to pass to other nodes. MPICH passes all of them."""
 
 
 def under_mpirun(spec: JobSpec, python: str) -> JobSpec:
-    """Return the job for `run` and `dry-run`: unchanged, or mpirun on the first node. Raises `JobError`.
+    """Return the job for `run` and `dry-run`: unchanged, or with mpirun as its worker. Raises `JobError`.
 
     `python` is the default interpreter. With mpirun, distlaunch must be installed for it on every node.
     """

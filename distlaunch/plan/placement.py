@@ -174,7 +174,7 @@ def _check_names(spec: JobSpec, facts: Mapping[int, Facts]) -> None:
         node = spec.pool[index]
         named = fact.machine if isinstance(node.reach, Ssh) else ""
         if named and (other := seen.setdefault(named, node.label)) != node.label:
-            hint = f"remove one; to run more workers on it, raise the procs of {other}"
+            hint = f"remove one; to run more workers on it, raise the procs or slots of {other}"
             raise spec.error(node.path, f"{node.label} and {other} are the same host; {hint}")
 
 
@@ -215,7 +215,7 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
     if binding and binding.how == "listed" and len(binding.cpus) < procs:
         has = counted(procs, "worker")
         text = f"{node.label} has {has}, but CPUs are listed for only {len(binding.cpus)}"
-        raise spec.error("cpu_binding", text)
+        raise spec.error("cpu_binding", f"{text}; list those of each worker")
     return NodePlan(
         node=index,
         node_rank=node_rank,
@@ -249,7 +249,7 @@ def _master_addr(spec: JobSpec, index: int, together: bool, master_address: str 
     address.
     """
     first = spec.pool[index]
-    # An endpoint in the job file refers to the first node. A replacement has its own address.
+    # An endpoint in the job file refers to the first node. A node that replaces it has its own address.
     named = spec.rendezvous.host if index == 0 else None
     if together:
         return named or "127.0.0.1"

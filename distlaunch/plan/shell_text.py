@@ -12,7 +12,7 @@ from distlaunch.plan.placement import LaunchPlan, NodePlan, NodeRank
 from distlaunch.plan.workers import WorkerPlan, common, program_word
 
 _WAITING = ('failed=; for worker; do wait "$worker" || failed=${failed:-$?}; done', 'exit "${failed:-0}")')
-"""Shell lines that wait for all workers, then exit with the status of the first failed one in rank order."""
+"""Shell lines that wait for all workers, then exit with the status of the lowest rank that failed."""
 
 
 def shell_text(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> str:

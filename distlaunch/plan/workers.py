@@ -154,7 +154,7 @@ def _filled(worker: WorkerPlan, first: int, shared: Values) -> WorkerPlan:
 def _worker(
     plan: LaunchPlan, node: NodePlan, local_rank: int, meeting: contract.Rendezvous, interface: str | None
 ) -> WorkerPlan:
-    """Return the worker of one rank. If each rank has its own launcher, the scheduler sets the position."""
+    """Return the worker of one rank. The position of a rank with its own launcher is set by the scheduler."""
     place = node.place or TaskPlace(local_rank, node.procs, node.node_rank, len(plan.nodes))
     rank = node.first_rank + local_rank
     role = node.program.role
@@ -323,7 +323,7 @@ def binding_of(spec: JobSpec, part: NodePlan) -> messages.Binding | None:
 
 
 def shared_descriptors(plan: LaunchPlan, part: NodePlan, attempt: int) -> Mapping[int, tuple[int, ...]]:
-    """Map each rank to the descriptors shared with the command: stdin (0), stdin and stdout (1), or none."""
+    """Map each rank to the descriptors shared with the controller: none, 0 (stdin), or 0 and 1."""
     if plan.spec.stdin == "rank 0":
         return {rank: () if rank else (0,) for rank in part.ranks}
     if not plan.spec.invocation.shares_stdio or part.logs is not None:

@@ -1,4 +1,4 @@
-"""A run's files for others to read: no secrets and, on request, no names of hosts and home directories."""
+"""A run's files for others to read: no secrets and, on request, no names of hosts or home directories."""
 
 import json
 import os
@@ -98,7 +98,7 @@ class Redactor:
 
 
 def _pattern(words: Iterable[str], form: str) -> re.Pattern[str] | None:
-    """Return `form` with a pattern for any of the words in place of {}, or None without words."""
+    """Return `form` with a pattern for any of the words in place of {}; None if there are no words."""
     ordered = sorted({word for word in words if word}, key=len, reverse=True)
     return re.compile(form.format(f"(?:{'|'.join(map(re.escape, ordered))})")) if ordered else None
 

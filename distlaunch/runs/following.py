@@ -57,7 +57,7 @@ def follow(run: Run, interrupts: Interrupts, playback: Playback | None = None) -
 
 
 def over(run: Run) -> Run:
-    """Return the run's current state. If directory and controller are gone, it is lost unless it was over."""
+    """Return the run's current state. Without its directory and controller, it is lost unless it was over."""
     if now := run_in(run.directory) or living(run.id, run.status.controller.pid):
         return now
     why = "its run directory was removed or renamed" + ("; the run may still be active" if run.host else "")
@@ -66,7 +66,7 @@ def over(run: Run) -> Run:
 
 
 def pause(interrupts: Interrupts, seconds: float) -> None:
-    """Wait for some `seconds`, or until a signal arrives."""
+    """Wait for `seconds`, or until a signal arrives."""
     select.select([interrupts.fd], [], [], seconds)
 
 

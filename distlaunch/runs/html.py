@@ -53,7 +53,7 @@ def is_page_of(head: bytes, run_id: str) -> bool:
 
 
 def write_page(path: str, text: str, run_id: str) -> None:
-    """Write the page about a run. Raises `DistlaunchError` if `path` is another file that exists."""
+    """Write the page about a run. Raises `DistlaunchError` if `path` is some other existing file."""
     replace_older(path, text.encode(errors="replace"), lambda head: is_page_of(head, run_id))
 
 

@@ -122,7 +122,7 @@ def replay(lines: Iterable[Mapping[str, Any]], *observers: Observer) -> Iterator
         if moment := run.take(line):
             yield moment
     if run.state is None:
-        raise HistoryError(NO_START)
+        raise HistoryError("contains no complete line")
 
 
 def retold(lines: Iterable[Mapping[str, Any]], moments: Iterable[Moment]) -> str:

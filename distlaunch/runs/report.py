@@ -46,7 +46,7 @@ class Attempt(Frozen):
 
 
 class End(Frozen):
-    """How a rank ended, `after_s` seconds after the first failure. `first` = the rank that failed first."""
+    """The end of a rank, `after_s` seconds after the first failure. `first` = the rank that failed first."""
 
     rank: int
     after_s: float
@@ -65,7 +65,7 @@ class Report(RunModel):
     """A run up to the present.
 
     `volume` contains the number of bytes printed by each rank, and `tails` the last lines of the ranks that
-    matter, by stream. `queue_s` is the time spent in a scheduler's queue, as far as it was recorded.
+    matter, by stream. `queue_s` is the recorded time in a scheduler's queue.
     """
 
     explanation: Explanation

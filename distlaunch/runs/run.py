@@ -46,7 +46,7 @@ _LIST = "`distlaunch ps -a` lists all known runs"
 
 
 class Run(Frozen):
-    """A run according to its directory. `alive` = its controller is alive, as far as can be determined.
+    """A run according to its directory. `alive` = its controller seems to be alive.
 
     `heard` is the time of the last output, in seconds since the epoch; None once the run has ended.
     """
@@ -156,7 +156,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _ended_unseen(directory: str, status: Status) -> Status:
-    """Return the status of a run whose controller is gone: LOST, unless its scheduler job was cancelled."""
+    """Return the status of a run whose controller is gone: LOST, unless its scheduler job was canceled."""
     entry = listed().get(status.run)
     if entry and (job := entry.queued):
         path = starts_path(os.path.dirname(directory), job.id, job.scheduler)
@@ -203,7 +203,7 @@ def find(word: str | None, alone: bool = False) -> Run:
         nothing = f"no runs below the current directory or started from it; specify one ({_LIST})"
     elif os.path.isdir(word) or (os.sep in word and not word.endswith(JOB_FILES)):
         if os.path.isdir(word) and os.stat(word).st_uid != os.geteuid():
-            hint = "you can follow and stop only your own runs; specify one by its ID or directory"
+            hint = "you can read and stop only your own runs; specify one by its ID or directory"
             raise UsageError(f"{word} belongs to another user: {hint}")
         if found := run_in(os.path.abspath(word)):
             return found
@@ -248,7 +248,7 @@ def named(word: str, queued: bool) -> dict[str, str]:
 
 
 def _starting_with(word: str, known: Mapping[str, _T]) -> dict[str, _T]:
-    """Return runs whose ID matches a word with a CUT mark, or begins with one longer than the job's name."""
+    """Return runs whose ID matches a word with a CUT mark, or begins with a word longer than its job part."""
     begin, cut, end = word.partition(CUT)
     found = {run: it for run, it in known.items() if run.startswith(begin) and run.endswith(end)}
     return {run: it for run, it in found.items() if (cut and begin) or begin.startswith(f"{_job_of(run)}-")}
@@ -260,7 +260,7 @@ def _of_name(word: str, known: Mapping[str, str]) -> dict[str, str]:
         return {word: known[word]}
     if word.endswith(JOB_FILES):  # most job files have the same name, so compare paths
         file = os.path.realpath(word)
-        sent = ways(file)  # to a host that shares the list of runs
+        sent = ways(file)  # to another host, which may share the list of runs
         same = {run for run, path in known.items() if (it := run_in(path)) and it.status.file == file}
         return {run: path for run, path in known.items() if run in sent or run in same}
     part = job_part(word)

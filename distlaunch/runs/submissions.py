@@ -22,8 +22,8 @@ from distlaunch.supervisor.status import ControllerProcess, RunState, Status
 from distlaunch.wording import listed
 
 CLOCKS_S = 3600.0
-"""Maximum difference between two hosts' clocks, in seconds. Runs that began even longer before the submission
-belong to another job with the same ID."""
+"""Maximum difference between two hosts' clocks, in seconds. A run that began longer than that before the
+submission belongs to another job with the same ID."""
 LOOK_S = 0.25
 """Seconds between two checks of the directory. These checks put no load on the scheduler."""
 FIRST_GAP_S, LAST_GAP_S, GROWTH = 0.5, 60.0, 1.5

@@ -146,7 +146,7 @@ INNER = ("run", "summary")
 
 
 class Explanation(Frozen):
-    """Why a run ended, or what it is waiting for.
+    """The reason why a run ended, or what the run is waiting for.
 
     `certainty` is how well the root cause is known: fact, likely or unknown. `at` is the time of the failure,
     in seconds since the epoch. `error` contains the lines of the failed rank's error. `then` describes how
@@ -340,7 +340,7 @@ def _standing(state: State) -> Iterator[str]:
             collectives |= {waits_in(worker)} - {""}
     if len(places) > 1 or (places and state.cause is None):
         ordered = sorted(places.items(), key=lambda each: len(each[1]), reverse=True)
-        on_gpus = bool(state.plan and state.plan.backend == "nccl")  # there, any rank may be in a collective
+        on_gpus = bool(state.plan and state.plan.backend == "nccl")  # any rank may be in a collective
         apart = "not in a collective but in" if collectives and not on_gpus else "in"
         hows = {where: "in" if where in collectives else apart for where in places}
         words = "; ".join(f"{rank_list(ranks, state.unit)} {hows[where]} {where}" for where, ranks in ordered)

@@ -33,7 +33,7 @@ class Entry(Frozen):
 
     A process belongs to a job of the scheduler if all variables in one of `marks` are set and `unless` isn't.
     The variables named by `rank`, `nodes` and `tasks` contain a task's number, the number of nodes and the
-    number of tasks. `one_each` is the command that starts one task on each node.
+    number of tasks. `one_each` is the command that starts one task on each of {} nodes.
     """
 
     marks: tuple[str, ...]
@@ -53,7 +53,7 @@ TABLE: Mapping[str, Entry] = {
     "slurm": Entry(
         ("SLURM_JOB_ID",),
         *("SLURM_PROCID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS"),
-        "srun --ntasks-per-node=1",
+        "srun --nodes={0} --ntasks={0} --ntasks-per-node=1",
     ),
     "grid-engine": Entry(("JOB_ID PE_HOSTFILE", "JOB_ID SGE_TASK_ID HOSTNAME")),
     "pbs": Entry(("PBS_JOBID PBS_NODEFILE",)),
@@ -62,7 +62,7 @@ TABLE: Mapping[str, Entry] = {
     "flux": Entry(
         ("FLUX_JOB_ID", "FLUX_URI"),
         *("FLUX_TASK_RANK", "FLUX_JOB_NNODES", "FLUX_JOB_SIZE"),
-        "flux run --tasks-per-node=1",
+        "flux run --nodes={} --tasks-per-node=1",
         unless="FLUX_PROXY_REMOTE",
     ),
 }
@@ -84,7 +84,8 @@ def load(name: str) -> "Scheduler":
         if point.name == name:
             loaded: Scheduler = point.load()
             return loaded
-    raise DistlaunchError(f"unknown scheduler {name}: install the package that adds it, or correct {NAMED}")
+    correct = f"or correct {NAMED}, if it is set"
+    raise DistlaunchError(f"unknown scheduler {name}: install the package that adds it, {correct}")
 
 
 def names() -> list[str]:

@@ -24,7 +24,7 @@ MAX_NAME = 200
 # Sections of the job file
 
 NODES = Field(
-    Integer(1, 4096), "Nodes to allocate; needed if spares: rest requires more than nodes.", "nodes"
+    Integer(1, 4096), "Nodes to allocate; set this higher than nodes to allow for spares: rest.", "nodes"
 )
 QUEUE = Field(LINE, "Queue.")
 SETUP = Field(Lines(), "Shell commands to run first on the first node, such as module load.")
@@ -166,7 +166,8 @@ class Scheduler:
         """Locate a process with this environment among the scheduler's tasks. Raises `UsageError`."""
         if self.tasks is None:
             why = f"{self.title} doesn't number its tasks"
-            raise UsageError(f"{why}: use `mpirun distlaunch exec`, or `distlaunch run job.yaml`")
+            how = "use `mpirun distlaunch exec` (Open MPI or MPICH), or `distlaunch run job.yaml`"
+            raise UsageError(f"{why}: {how}")
         return numbered_task(self.tasks, environ, self.title, self.read_allocation)
 
     # Submitting a job
@@ -185,7 +186,7 @@ class Scheduler:
         return ()
 
     def remarks(self, spec: JobSpec) -> Iterable[str]:
-        """List what the user may not expect of a job that is submitted, as messages."""
+        """List messages about effects of submitting the job that the user may not expect."""
         if spec.nodes[0].gpus is None and self.gpus(spec) is None:
             advice = "set gpus_per_node to the number of GPUs per node, or to 0 for a CPU job"
             yield f"the job file requests no GPUs: {advice}"
@@ -319,7 +320,7 @@ def workdir(spec: JobSpec) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Convert a job's name to one for most schedulers, which has no blanks and begins with a letter."""
+    """Convert a job's name to one that most schedulers accept: without blanks, beginning with a letter."""
     plain = re.sub(r"[^A-Za-z0-9_.+-]", "_", name)[:MAX_NAME]
     return plain if plain[:1].isalpha() else f"job_{plain}"
 

@@ -35,8 +35,8 @@ class Flux(base.Scheduler):
     over = re.compile(r"inactive|unknown", re.IGNORECASE)
     section = base.section(
         {
-            "cpus": Field(Integer(1), "Cores of each node.", "one per worker"),
-            "gpus": Field(Integer(0), "GPUs of each node.", "gpus_per_node"),
+            "cpus": Field(Integer(1), "Cores per node.", "one per worker"),
+            "gpus": Field(Integer(0), "GPUs per node.", "gpus_per_node"),
             "queue": base.QUEUE,
             "bank": Field(LINE, "Bank to charge."),
             "time": Field(

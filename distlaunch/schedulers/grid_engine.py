@@ -44,8 +44,8 @@ class GridEngine(base.Scheduler):
     section = base.section(
         {
             "pe": Field(LINE, "Parallel environment, which places slots on hosts; see `qconf -spl`."),
-            "slots": Field(Integer(1), "Slots of each node.", "one per worker"),
-            "gpus": Field(LINE, "GPU request for -l, e.g. gpu=8.", "as gpu=gpus_per_node"),
+            "slots": Field(Integer(1), "Slots per node.", "one per worker"),
+            "gpus": Field(LINE, "GPU request for -l, e.g. gpu=8.", "gpu=N, with N from gpus_per_node"),
             "queue": base.QUEUE,
             "project": Field(LINE, "Project to charge."),
             "time": Field(base.WALLTIME, 'Time limit (h_rt): "12h" or "36:00:00".', "the queue's"),

@@ -58,10 +58,10 @@ class Lsf(base.Scheduler):
     over = re.compile(r"is not found|already finished|No matching job", re.IGNORECASE)
     section = base.section(
         {
-            "slots": Field(Integer(1), "Slots of each node (span[ptile]).", "one per worker"),
+            "slots": Field(Integer(1), "Slots per node (span[ptile]).", "one per worker"),
             "gpus": Field(
                 Either(number=Integer(0), text=LINE),
-                "GPUs of each node, or a value for -gpu.",
+                "GPUs per node, or a value for -gpu.",
                 "gpus_per_node",
             ),
             "queue": base.QUEUE,

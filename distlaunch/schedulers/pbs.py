@@ -28,10 +28,10 @@ class Pbs(base.Scheduler):
     over = re.compile("Unknown Job Id|Job has finished|invalid for (state of|finished) job", re.IGNORECASE)
     section = base.section(
         {
-            "select": Field(LINE, "Selection instead of nodes, cpus, gpus and mem, e.g. 4:ncpus=64:ngpus=8."),
-            "cpus": Field(Integer(1), "CPUs of each node (ncpus).", "one per worker"),
-            "gpus": Field(Integer(0), "GPUs of each node (ngpus).", "gpus_per_node"),
-            "mem": Field(LINE, "Memory of each node, e.g. 200gb."),
+            "select": Field(LINE, "Selection; replaces nodes, cpus, gpus and mem, e.g. 4:ncpus=64:ngpus=8."),
+            "cpus": Field(Integer(1), "CPUs per node (ncpus).", "one per worker"),
+            "gpus": Field(Integer(0), "GPUs per node (ngpus).", "gpus_per_node"),
+            "mem": Field(LINE, "Memory per node, e.g. 200gb."),
             "queue": base.QUEUE,
             "project": Field(LINE, "Project (-P)."),
             "account": Field(LINE, "Account to charge (-A)."),

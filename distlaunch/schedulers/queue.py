@@ -29,7 +29,7 @@ _EMPTY = ("", "Exiting.")
 VISIBLE = ("CUDA_VISIBLE_DEVICES",)
 """The variable that lists the GPUs visible to a process."""
 _GRANTED = ("SGE_HGR_gpu", "SGE_HGR_GPU", *VISIBLE)
-INSTEAD = "list the hosts in nodes, or use `--set launcher=local`"
+INSTEAD = "use a job file that lists the hosts in nodes, or `distlaunch run --set launcher=local`"
 ANYTHING = re.compile("")
 """Pattern for `forgives` that accepts any failure."""
 Stage = Literal["waits", "goes", "over"]
@@ -104,8 +104,8 @@ def call(
     except OSError as error:
         raise DistlaunchError(f"can't run {argv[0]}: {error.strerror}") from None
     except TimeoutExpired:
-        text = f"{argv[0]} did not answer within {ANSWER_S:g} s; check the queue before you try again"
-        raise DistlaunchError(text) from None
+        text = f"{argv[0]} did not answer within {ANSWER_S:g} s: {title} may be overloaded; try again later"
+        raise DistlaunchError(f"{text}, but before you submit again, look for the job in the queue") from None
     lines = (done.stderr.strip() or done.stdout).splitlines()  # some commands print errors to stdout
     if done.returncode and not (forgives and all(map(forgives.search, lines or [""]))):
         messages = (line.split("error: ", 1)[-1].strip().removeprefix(f"{argv[0]}: ") for line in lines)

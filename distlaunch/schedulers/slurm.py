@@ -21,9 +21,10 @@ KILLED = 137
 ADVICE = task.Advice(
     "SLURM_LOCALID", "--gpus-per-node instead of --gpus-per-task, or ", "--ntasks-per-node={}"
 )
-_STARTER, _ADVICE = (
-    "srun or mpirun",
-    ": use `srun distlaunch exec -- …`; in a container, pass on srun's variables",
+_STARTER = "srun or mpirun"
+_ADVICE = (
+    ": use `srun distlaunch exec -- …`, `mpirun distlaunch exec -- …`, or else `distlaunch run`; in a "
+    "container, pass on the variables of srun or mpirun"
 )
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 _PLAIN = (
@@ -87,10 +88,10 @@ class Slurm(base.Scheduler):
             ),
             "constraint": Field(LINE, "Features that the nodes must have."),
             "gpus": Field(
-                Either(number=Integer(0), text=LINE), "GPUs of each node, as in 8 or a100:8.", "gpus_per_node"
+                Either(number=Integer(0), text=LINE), "GPUs per node, as in 8 or a100:8.", "gpus_per_node"
             ),
-            "gres": Field(LINE, "Other resources of each node; replaces gpus."),
-            "mem": Field(Either(number=Integer(0), text=LINE), "Memory of each node, e.g. 200G; 0 = all."),
+            "gres": Field(LINE, "Generic resources per node (--gres); replaces gpus."),
+            "mem": Field(Either(number=Integer(0), text=LINE), "Memory per node, e.g. 200G; 0 = all."),
             "cpus_per_task": Field(Integer(1), "CPUs for each worker."),
             "exclusive": Field(Switch(), "Don't share the nodes with other jobs.", default=False),
             "nodelist": Field(LINE, "Hosts that must be among the nodes."),
@@ -100,7 +101,7 @@ class Slurm(base.Scheduler):
                 Text('a signal such as "USR1@120"', rf"{SIGNAL}(?:@[0-9]{{1,5}})?", _signal_mistake),
                 "A termination warning: USR1@120 arrives 2 to 3 min before the time limit; see on_warning.",
             ),
-            "comment": Field(LINE, "A comment on the job."),
+            "comment": Field(LINE, "A comment for the job."),
         },
         base.other_options(
             "sbatch",

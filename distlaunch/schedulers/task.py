@@ -68,14 +68,16 @@ def check_devices(task: Task, environ: Mapping[str, str]) -> None:
         return
     devices = environ["CUDA_VISIBLE_DEVICES"]
     what = f"CUDA_VISIBLE_DEVICES={devices}, {task.advice.local_rank}={task.local_rank}"
+    virtual = "`distlaunch exec --virtual-local-rank`"
+    empty = "for a CPU job, make CUDA_VISIBLE_DEVICES empty"
     if seen == 1:
         raise UsageError(
             f"each task sees one GPU ({what}), but scripts use cuda:LOCAL_RANK: use {task.advice.own_gpu}"
-            "`distlaunch exec --virtual-local-rank`, which sets LOCAL_RANK to 0; if tasks share it, start one"
+            f"{virtual}, which sets LOCAL_RANK to 0; if they share it, start one task per node; {empty}"
         )
     tasks, fitting = counted(task.local_size, "task"), task.advice.tasks.format(seen)
-    fix = f"request more GPUs, or use {fitting}; for a CPU job, make CUDA_VISIBLE_DEVICES empty"
-    raise UsageError(f"{tasks} on this node share {seen} GPUs ({what}): {fix}")
+    fix = f"request more GPUs, or use {fitting}; if each task has its own GPUs, use {virtual}; {empty}"
+    raise UsageError(f"each of {tasks} on this node sees only {seen} GPUs ({what}): {fix}")
 
 
 def check_master(task: Task, environ: Mapping[str, str]) -> None:
@@ -142,6 +144,7 @@ def numbered_task(names: Names, environ: Mapping[str, str], title: str, allocati
 
 SET_BY_A_SCRIPT = "does a script or container change or remove variables?"
 SET_MASTER = "set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a free port there"
+_SET_MASTER_X = f"{SET_MASTER} (mpirun -x MASTER_ADDR=… -x MASTER_PORT=…)"
 _RANK, _HYDRAS_RANK = "OMPI_COMM_WORLD_RANK", "PMI_RANK"
 _OPEN_MPI = (_RANK, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _HYDRA = (_HYDRAS_RANK, "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
@@ -169,10 +172,10 @@ def _of_open_mpi(environ: Mapping[str, str]) -> Task:
     if task.rank == 0 and environ.get(_MPIRUN) != environ.get(_DAEMON):
         raise UsageError(
             "rank 0 is not on mpirun's host, and Open MPI doesn't expose where it is: list mpirun's host "
-            f"first, or {SET_MASTER} (mpirun -x MASTER_ADDR=… -x MASTER_PORT=…)"
+            f"first, or {_SET_MASTER_X}"
         )
     if not (addresses := _addresses(environ.get(_MPIRUN, ""))):
-        raise UsageError(f"Open MPI doesn't expose where rank 0 is: {SET_MASTER} (mpirun -x)")
+        raise UsageError(f"Open MPI doesn't expose where rank 0 is: {_SET_MASTER_X}")
     return task._replace(addresses=addresses)
 
 

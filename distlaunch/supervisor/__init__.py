@@ -2,10 +2,10 @@
 
     event ─▶ handler ─▶ findings ─▶ deciders ─▶ rules of the job's phase ─▶ actions
 
-`step.py` contains all the tables. An event is a report from an agent (`agent/messages.py`) or an observation
-by the controller (`events.py`). The event's handler records the new facts in the `State` (`state.py`,
-`nodes.py`). If another part must react, the handler returns a finding (`events.py`), and one function, the
-finding's decider, decides what follows. The parts:
+`step.py` contains the tables of handlers, deciders and rules. An event is a report from an agent
+(`agent/messages.py`) or an observation by the controller (`events.py`). The event's handler records the new
+facts in the `State` (`state.py`, `nodes.py`). If another part must react, the handler returns a finding
+(`events.py`), and one function, the finding's decider, decides what follows. The parts:
 
     connecting      nodes that connect, are lost, or return
     preparing       the plan, the port, the routes, the workers

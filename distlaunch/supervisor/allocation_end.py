@@ -1,4 +1,4 @@
-"""The end of an allocation. The scheduler may send a warning. If it ends the job, this looks like a failure.
+"""The end of an allocation: the scheduler's warning, if any, and failures caused by the end.
 
 `step.py` passes every `AttemptFailed` and `JobOver`, most of them from `ranks`, to this part first. This part
 hands failures on to `restarting`, which may return `JobOver`, and hands the end of the job on to `stopping`.
@@ -106,7 +106,7 @@ def _ask(state: State, asked: Asked, now: float, within_s: float = ASK_S) -> Ste
 
 
 def _hold(state: State, asked: Asked, now: float) -> State:
-    """Hold back `asked`, too, until the scheduler answers. Only a termination warning was waiting calmly."""
+    """Hold back `asked`, too, until the scheduler answers. Failures wait less than termination warnings."""
     calmly = state.asked is not None and state.asked.cause is None
     state = state._replace(asked=asked)
     return state.with_timer(Timer.ASK, now + ASK_S) if calmly else state
@@ -171,18 +171,22 @@ def _warn_ranks(state: State, left_s: float | None, now: float) -> Step:
 
     If that is SIGTERM or SIGINT, or if no attempt is running, end the job.
     """
-    signum, when = _signal(state), _when(left_s)
-    announced = f"{_allocation_name(state)} ends {when}"
-    name = signal.Signals(signum).name
+    signum, allocation = _signal(state), state.spec.allocation
+    announced = "received a warning signal"
+    if allocation:
+        announced = f"{allocation.name} ends {_when(left_s)}"
+    name, key = signal.Signals(signum).name, state.spec.key_words("on_warning")
     if state.phase is not Phase.RUNNING or signum in (signal.SIGTERM, signal.SIGINT):
         stop_s = state.spec.limits.stop_s
         grace_s = stop_s if left_s is None else max(stop_s, left_s - SPARE_S)
-        text = f"{announced}: sent {name} to all ranks, which must exit (on_warning)"
-        text = text if state.phase is Phase.RUNNING else f"{announced}, before the ranks were started"
+        text = f"{announced}: sent {name} to all ranks, which must exit{key}"
+        if state.phase is not Phase.RUNNING:
+            text = f"{announced}, before the ranks were {'re' if state.restarts else ''}started"
+            text += "; if its time limit is the reason, request more" if allocation else ""
         cause = Cause(text, STATUS, now)
         return state, (JobOver(cause, signum, grace_s),)
     nodes = [i for i, node in enumerate(state.nodes) if isinstance(node, Up) and node.occupied]
-    text = f"{announced}: sent {name} to all ranks (on_warning)"
+    text = f"{announced}: sent {name} to all ranks{key}"
     return state, (ShowMessage("warning", text), *(Send(i, WarnWorkers(signum, left_s)) for i in nodes))
 
 
@@ -205,7 +209,7 @@ MISTAKES = (2, 126, 127)
 
 
 def is_to_go_on(state: State) -> bool:
-    """Return whether the job with this final state is unfinished, as far as that can be determined.
+    """Return whether the job with this final state is unfinished, as far as distlaunch can tell.
 
     The controller requeues such a job. After a termination warning, success may only mean that a rank has
     saved its work.

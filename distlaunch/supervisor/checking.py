@@ -103,11 +103,11 @@ def _further(state: State, index: int, seen: Mapping[str, Any]) -> Iterator["Fin
 
     nodes = (state.label(index),)
     if isinstance(silent := seen.get("place"), str):  # the reason why there are no facts, instead of a dict
-        why = "its file system may be down"
-        yield Finding("warning", "place", f"{silent} about the workdir and the script", why, nodes=nodes)
+        what, why = f"{silent} about its directories", "a file system may be slow or down"
+        yield Finding("warning", "place", what, why, "if the ranks hang, run `df` there", nodes)
     first, program = state.members[0], state.spec.program_of(state.spec.pool[index])
     own, usual = (facts_of(state.nodes[each]).python for each in (index, first))
-    if own != usual and not program.python and program.kind != "command":
+    if own != usual and not (program.python or state.spec.setup) and program.kind != "command":
         what = f"its ranks run with {own}, but those on {state.label(first)} with {usual}"
         do = "set python to a path that all nodes have"
         yield Finding("warning", "software", what, "packages may differ", do, nodes)
@@ -148,7 +148,7 @@ def refuse(state: State, errors: Sequence["Finding"], now: float) -> Step:
 
 
 def _status(state: State, nodes: Sequence[int]) -> int:
-    """Return the exit status that applies when a worker fails to start for this reason."""
+    """Return the exit status that a worker would have if these nodes' problems kept it from starting."""
     places = [_seen(state, index).get("place") for index in nodes]
     found = [place for place in places if isinstance(place, dict)]
     if any(place.get("errno") == ENOENT or place.get("exists") is False for place in found):
@@ -157,12 +157,14 @@ def _status(state: State, nodes: Sequence[int]) -> int:
 
 
 def warning(state: State, found: Sequence["Finding"]) -> tuple[ShowMessage, ...]:
-    """Return one message about all warnings."""
-    if len(found) < 2:
+    """Return one message about all warnings or, if `check` can't repeat them, one about each."""
+    spec, allocation = state.spec, state.spec.allocation
+    if len(found) < 2 or not spec.invocation.file or (allocation and allocation.queued):
         return tuple(ShowMessage("warning", each.line) for each in found)
     what = "; ".join(f"{listed(each.nodes)}: {each.what}" for each in found)
     from shlex import quote  # few jobs have warnings
 
-    job = quote(state.spec.source) if state.spec.invocation.file else ""
-    more = f"; `distlaunch check {job}` shows details" if job else ""
+    same = any(place.source.startswith(("-H", "--set")) for place in spec.places.values())
+    options = ", with the same -H, -n and --set," if same else ""
+    more = f"; `distlaunch check {quote(spec.source)}`{options} shows details"
     return (ShowMessage("warning", f"{counted(len(found), 'warning')} about the nodes: {what}{more}"),)

@@ -47,7 +47,7 @@ def seconds(value: float, name: str) -> float:
 
 
 def event_of(report: Any, clock: Callable[[float], float]) -> Event | None:
-    """Convert a report to an event, or to None if it is only a sign of life.
+    """Convert a report to an event, or to None if it only answers a heartbeat.
 
     The types in a report were checked earlier, but its values are not trusted. Long strings are truncated,
     and numbers must be in range. `clock` converts monotonic times of the node to those of the controller.
@@ -128,7 +128,7 @@ def _objects(values: tuple[Any, ...], name: str) -> tuple[Mapping[str, Any], ...
 
 
 def _error_record(record: Any, name: str) -> Mapping[str, str] | None:
-    """Return `message` and `callstack`, if they are strings. Truncate long lines: all lines are shown."""
+    """Return `message` and `callstack`, if they are strings. Truncate long lines, since all are shown."""
     if not isinstance(record, dict):
         return None
     texts = {name: record.get(name) for name in ("message", "callstack")}
@@ -211,7 +211,7 @@ def without_secrets(spec: JobSpec) -> JobSpec:
     pools = (spec.nodes, spec.membership.spares)
     nodes, spares = (tuple(node._replace(env=_shown_env(node.env)) for node in pool) for pool in pools)
     program = spec.program._replace(env=_shown_env(spec.program.env))
-    places = {path: place._replace(typed="") for path, place in spec.places.items()}  # of a --set
+    places = {path: place._replace(typed="") for path, place in spec.places.items()}  # the value of a --set
     membership = spec.membership._replace(spares=spares)
     return spec._replace(nodes=nodes, program=program, membership=membership, places=places)
 

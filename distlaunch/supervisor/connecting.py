@@ -1,4 +1,4 @@
-"""Connecting nodes, losing them, connecting them again, and choosing the nodes of the next attempt."""
+"""Connecting, losing and reconnecting nodes, and choosing the nodes of the next attempt."""
 
 from distlaunch.agent.messages import AgentLeaving, GuardianResumed, OrphansKilled, Reap, Reaped
 from distlaunch.errors import Exit, JobError
@@ -118,7 +118,7 @@ def _first_try(state: State, node: Node) -> bool:
         case Retrying(tries=1) | Connecting(tries=2):
             return is_missing(node)
         case Reaping(tries=2):
-            # Without a wait for other nodes, the limit is the time for clearing the nodes still connected.
+            # If the restart doesn't wait for other nodes, the limit is the time for clearing connected ones.
             return not state.spec.limits.rejoin_s and state.due_at(Timer.CLEAR) is not None
     return False
 
@@ -191,8 +191,10 @@ def cause_of_loss(state: State, node: int, why: str, now: float) -> Cause:
     """Return the root cause to report if the loss of this node ends the attempt."""
     if state.resumed and _was_suspended(state, now):
         what = f"this machine, or this command, was suspended for {state.resumed[1]:.0f} s"
-        lease = f"nodes stop their ranks after {span_words(state.spec.limits.lease_s)} (timeouts.lease)"
+        key = state.spec.key_words("timeouts.lease")
+        lease = f"nodes stop their ranks after {span_words(state.spec.limits.lease_s)}{key}"
         advice = "set a longer timeouts.lease, or run the controller on a host that stays awake: `--on HOST`"
+        advice = advice if key else "keep it running: prevent this machine from sleeping"
         return Cause(f"{what}; {lease}; {advice}", Exit.NODE_LOST, now, kind="node_lost")
     return Cause(f"{state.label(node)} was lost: {why}", Exit.NODE_LOST, now, node=node, kind="node_lost")
 
@@ -342,7 +344,7 @@ def _unusable(state: State, node: int, failure: LinkFailure) -> Step:
     if failure.kind is Kind.ABSENT:
         return state, ()  # its launcher announces itself later
     if not _more_may_come(state) and len(choose_members(state)) < state.spec.fewest:
-        return state, ()  # the summary follows at once and includes the advice
+        return state, ()  # the summary follows immediately and includes the advice
     return state, (ShowMessage("error", f"{state.label(node)}: {failure.kind.value}"),)
 
 
@@ -405,7 +407,8 @@ def answer_overdue(state: State, node: int, now: float) -> Step:
     """Give up on a node that has not connected in time."""
     this = state.nodes[node]
     if isinstance(this, Connecting):
-        why = f"no agent within {state.spec.limits.connect_s:g} s (timeouts.connect)"
+        key = state.spec.key_words("timeouts.connect")
+        why = f"no agent within {state.spec.limits.connect_s:g} s{key}"
         return state, (GiveUp(node, why),)  # its `LinkEnded` follows, with everything received from it
     if not isinstance(this, Retrying) or this.failure is None:
         return state, ()
@@ -415,7 +418,7 @@ def answer_overdue(state: State, node: int, now: float) -> Step:
 
 
 def on_node_arrived(event: NodeArrived, state: State, now: float) -> Step:
-    """Connect a node at once now that its launcher has joined."""
+    """Connect a node immediately, now that its launcher has joined."""
     if isinstance(state.nodes[event.node], Retrying):
         return state.with_timer(Timer.RETRY, now, event.node), ()
     return state, ()

@@ -136,7 +136,7 @@ class Leaving(Frozen):
 
 class End(Enum):
     """The end of the job on a node. First, all of the node's processes are gone (CLEAN). Then, its output has
-    arrived or been given up (CLOSED)."""
+    arrived, or the controller has given up on it (CLOSED)."""
 
     CLEAN = "clean"
     CLOSED = "closed"
@@ -260,7 +260,7 @@ class Nodes(Counted[Node]):
 
 
 class WorkerPhase(Enum):
-    """The phase of a worker that has not exited, as far as known."""
+    """The phase of a worker that is not known to have exited."""
 
     PLANNED = "planned"
     RUNNING = "running"
@@ -273,7 +273,7 @@ class Exited(Frozen):
 
     `stopped` is set if the worker had been told to stop. `peer_gone` is set if it failed because another rank
     was gone. `timed_out` is set if it failed because another rank never arrived. `on_gpu` is set if it was
-    waiting on its GPU, so that its stack did not show this.
+    waiting on its GPU, in which case its stack doesn't show the wait.
     """
 
     status: int

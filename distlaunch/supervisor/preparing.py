@@ -166,7 +166,7 @@ def on_port_refused(event: messages.PortRefused, state: State, now: float) -> St
     text = f"can't get a free port for the rendezvous on {label}: {event.error.lower()}"
     if port is not None:
         why = refused_port_words(event.error, event.owners)
-        text = f"can't use port {port} on {label}: {why}; leave out the port to get a free one"
+        text = f"can't use port {port} on {label}: {why}; {_other_port_words(state)}"
     return state, (JobOver(Cause(text, Exit.PORT_TAKEN, now, node=event.node)),)
 
 
@@ -177,8 +177,17 @@ def on_port_usurped(event: messages.PortUsurped, state: State, now: float) -> St
     text = f"port {state.port} on {state.label(event.node)} was taken by {holders_words(event.owners)}"
     cause = Cause(text, Exit.PORT_TAKEN, now, node=event.node)
     if state.spec.rendezvous.port is not None:
-        return state, (JobOver(cause._replace(text=f"{text}; leave out the port to get a free one")),)
+        return state, (JobOver(cause._replace(text=f"{text}; {_other_port_words(state)}")),)
     return state, (StartAgain(Why.PORT, cause, "restarting with another port"),)
+
+
+def _other_port_words(state: State) -> str:
+    """Return advice to change a port set by the user. Launchers need one to find each other."""
+    spec = state.spec
+    if not spec.places and len(spec.pool) > 1:
+        return "use another port on all nodes"
+    keys = (key for key in ("rendezvous.endpoint", "master_port") if key in spec.places)
+    return f"leave out the port{spec.key_words(next(keys, ''))} to get a free one"
 
 
 def on_route_found(event: messages.RouteFound, state: State, now: float) -> Step:
@@ -283,7 +292,7 @@ def _owes_an_answer(state: State, node: int) -> bool:
 
 def prepare_overdue(state: State, now: float) -> Step:
     """Give up on a node that connected but no longer answers."""
-    limit = f"{state.spec.limits.connect_s:g} s (timeouts.connect)"
+    limit = f"{state.spec.limits.connect_s:g} s{state.spec.key_words('timeouts.connect')}"
     late = [index for index in state.members if _owes_an_answer(state, index)]
     if state.attempt:  # these nodes worked before, so they are lost, and the job may continue without them
         return state, tuple(GiveUp(index, f"no answer within {limit}") for index in late)

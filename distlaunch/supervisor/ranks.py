@@ -83,7 +83,7 @@ def _workdir_key(spec: JobSpec, node: int) -> str:
     if spec.pool[node].workdir is not None:
         return f"set by {spec.pool[node].path}.workdir"
     file = spec.invocation.file
-    default = "the job file's directory" if file else "the current directory, since the job is in no file"
+    default = "the job file's directory" if file else "the current directory"
     return "set by workdir" if "workdir" in spec.places else f"by default {default}"
 
 
@@ -166,7 +166,7 @@ def join_message_due(state: State, now: float) -> Step:
     missing = missing_ranks(state)
     if _uses_rendezvous(state):
         return state, (ShowMessage("info" if first else "warning", missing_words(state, missing)),)
-    alone = len(state.workers) == 1  # a single rank waits for no other
+    alone = len(state.workers) == 1  # a single rank doesn't wait for others
     # torchrun has no such key, and an explicit limit ends the job if this is ignored.
     usual = "ignore this" if not state.spec.places else "ignore this or set rendezvous: none"
     advice = "set rendezvous: none" if state.spec.names_join_limit else usual
@@ -178,9 +178,12 @@ def join_overdue(state: State, now: float) -> Step:
     """End the job, naming the ranks that have not joined."""
     state = state.without_timers(Timer.JOIN_MESSAGE)
     limit = span_words(state.planned.join_s or 0.0)
-    text = f"{missing_words(state, missing_ranks(state))}; gave up after {limit} (timeouts.join)"
+    missing = missing_ranks(state)
+    text = f"{missing_words(state, missing)}; gave up after {limit}{state.spec.key_words('timeouts.join')}"
     if not _uses_rendezvous(state):
         text += f"; if {_UNUSED}, set rendezvous: none"
+    elif missing[0].trying:  # otherwise, others may just be waiting for rank 0
+        text += root_cause.network_advice(state)
     return state, (JobOver(Cause(text, Exit.TIMEOUT, now)),)
 
 
@@ -287,13 +290,13 @@ def _no_stack(state: State, rank: int, why: str) -> Step:
 
 
 def _dumping(state: State) -> bool:
-    """Return whether ranks are dying of a dump's SIGABRT, which explains failures of their peers."""
+    """Return whether a stack dump's SIGABRT is killing ranks, which explains failures of their peers."""
     died = any(worker.stalled and worker.stopped for worker in state.workers)
     return died and state.due_at(Timer.STALL_ACT) is not None
 
 
 def _dump_came(state: State, rank: int, words: str, now: float) -> Step:
-    """Record the stack in the output of a rank that died of its dump. Act once all dumps have arrived."""
+    """Record the stack from the output of a rank killed by its dump. Act once all dumps have arrived."""
     thread = words.rpartition("Current thread ")[2].partition("\n\n")[0]  # the one that received SIGABRT
     state = state.with_worker(rank, stalled=True, stack=python_frames(thread))
     if any(not worker.stopped_pid for worker in _stalled(state)):
@@ -313,7 +316,7 @@ def stall_act_due(state: State, now: float) -> Step:
 def on_worker_exited(event: WorkerExited, rank: int, state: State, now: float) -> Step:
     """Record the exit of a worker.
 
-    The rank may have died of a dump of its stacks, failed, or been the last one needed for success.
+    It may be due to a stack dump, it may be a failure, or it may complete the job.
     """
     if isinstance(state.workers[rank].phase, Exited):
         return state, ()
@@ -337,8 +340,9 @@ def on_output_lost(event: OutputLost, rank: int, state: State, now: float) -> St
     """Report how much output a node was unable to keep."""
     stream = "stderr" if event.stream else "stdout"
     lost = f"{event.size} bytes of {state.called(rank)}'s {stream} were lost"
-    why = "its node buffers at most 1 GiB in TMPDIR; print less or, if that disk is full, set env.TMPDIR"
-    return state, (ShowMessage("warning", f"{lost}: {why}"),)
+    why = "they were printed faster than sent, and its node buffers at most 1 GiB, in TMPDIR"
+    advice = "print less or, if that disk is full, free up space"
+    return state, (ShowMessage("warning", f"{lost}: {why}; {advice}"),)
 
 
 def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> Step:
@@ -356,7 +360,7 @@ def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> St
     if state.phase is not Phase.RUNNING:
         return root_cause.with_earlier_cause(state, rank, event, words), ()
     if words.peer_gone and _dumping(state):
-        return state, ()  # the lost peer died of its dump
+        return state, ()  # the lost peer was killed by its stack dump
     cause = root_cause.exit_cause(state, rank, event, words)
     if not cause.peer_gone:
         return state, (AttemptFailed(cause),)

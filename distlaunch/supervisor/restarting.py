@@ -44,14 +44,14 @@ def attempt_failed(found: AttemptFailed, state: State, now: float) -> Step:
     if most == 0:
         return state, (JobOver(cause),)
     if state.warned or recent >= most:
-        why = "received a termination warning" if state.warned else _used_up_words(state.spec.restarts)
+        why = "received a termination warning" if state.warned else _used_up_words(state)
         return state, (JobOver(cause.noted(f"; not restarting: {why}", final=False)),)
     state, done = _restart(state, Why.FAILURE, cause, f"restart {recent + 1} of {most}", now)
     return state, (*done, *found.also)
 
 
 def _excluded(cause: Cause, why: str) -> JobOver:
-    """Return the end of a job that must not be requeued, either."""
+    """Return the end of a job that must not be requeued either."""
     return JobOver(cause.noted(f"; not restarting: {why}", final=True))
 
 
@@ -63,7 +63,7 @@ def _excluded_words(state: State, failures: tuple[Restart, ...]) -> str:
 
 
 def _unlisted_words(cause: Cause, limit: Restarts) -> str:
-    """Return a phrase that names the key that excludes a restart, or "" if none does.
+    """Return a phrase naming the key that rules out a restart, or "" if none does.
 
     The status of an exit takes precedence over its kind.
     """
@@ -86,7 +86,7 @@ def _repeated_words(state: State, failures: tuple[Restart, ...]) -> str:
 
 
 def repetition_words(state: State, cause: Cause) -> str:
-    """Return a message that a rank raised the same exception again, or "" if none was raised.
+    """Return a message that a rank raised the same exception again, or "" if it raised none.
 
     The controller shows it instead of requeueing the job if `early_exception` returns the same digest as at
     the previous requeue.
@@ -112,15 +112,16 @@ def early_exception(state: State) -> str:
     return hashlib.sha256(repr(state.verdict.cause.raised).encode()).hexdigest()[:16]
 
 
-def _used_up_words(limit: Restarts) -> str:
+def _used_up_words(state: State) -> str:
+    limit, key = state.spec.restarts, "restarts.max" if state.spec.places else "--max-restarts"
     times = {1: "once", 2: "twice"}.get(limit.most, f"{limit.most} times")
     span = span_words(limit.window_s)
     when = "" if limit.window_s == FOREVER_S else f" in the last {'hour' if span == '1 h' else span}"
-    return f"already restarted {times}{when} (restarts.max)"
+    return f"already restarted {times}{when} ({key})"
 
 
 def start_again(found: StartAgain, state: State, now: float) -> Step:
-    """Start a new attempt although none has failed, unless this recurs. The decider of `StartAgain`."""
+    """Start a new attempt although none has failed, but not endlessly. The decider of `StartAgain`."""
     if found.why is Why.PORT and len(_recent(state, Why.PORT, now)) >= MAX_PORT_MOVES:
         note = f"; not restarting: this already happened on {MAX_PORT_MOVES} other ports"
         return state, (JobOver(found.cause.noted(note, final=False)),)
@@ -264,7 +265,8 @@ def _waiting(state: State, found: int, now: float) -> Step:
     if state.wait_told or until is None:
         return state, ()
     left, names = _left_words(state, found), listed(returning(state))
-    text = f"{left}; waiting up to {until - now:.0f} s for {names} to return (timeouts.rejoin)"
+    key = state.spec.key_words("timeouts.rejoin")
+    text = f"{left}; waiting up to {until - now:.0f} s for {names} to return{key}"
     return state._replace(wait_told=True), (ShowMessage("warning", text),)
 
 
@@ -296,7 +298,8 @@ def _nobody_came(state: State, found: int) -> JobOver:
     cause = state.restarts[-1].cause
     waited = "" if returning(state) else "; no lost node can return"
     if state.due_at(Timer.REJOIN) is None:
-        waited = f" after waiting {span_words(state.spec.limits.rejoin_s)} (timeouts.rejoin)"
+        key = state.spec.key_words("timeouts.rejoin")
+        waited = f" after waiting {span_words(state.spec.limits.rejoin_s)}{key}"
     for index, node in enumerate(state.nodes):
         unfit = unfit_words(node)
         waited += f"; {state.label(index)} can't be used: {unfit}" if unfit else ""
@@ -312,4 +315,5 @@ def clearing_overdue(state: State, now: float) -> Step:
             text = f"{state.label(i)} did not confirm its cleanup; treating the node as lost"
             actions += [Drop(i), ShowMessage("warning", text)]
             state = lost(state, i, node, LinkFailure(Kind.SILENT), now)
+            actions += _fence_words(state, i, now)
     return state, tuple(actions)

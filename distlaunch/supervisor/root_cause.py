@@ -282,12 +282,23 @@ def _cause_of(state: State, ranks: list[RankState], text: str, exit_status: int,
 
 def stall_cause(state: State, now: float) -> Cause:
     """Return the root cause of a stall in which nothing has failed."""
-    stalled = [worker for worker in state.workers if worker.stalled]  # some may have died of the dump
+    stalled = [worker for worker in state.workers if worker.stalled]  # the dump may have killed some
     scene = Scene(state, stalled, [worker for worker in stalled if waits_in(worker)])
     at_fault, text = _judged(scene, IF_RANKS_STALLED, lambda state, worker: state.named(worker.rank))
-    if not state.spec.one_machine and any(map(is_joining, stalled)):
-        text += "; some ranks are still in init_process_group; `distlaunch check-port` tests the network"
+    if any(map(is_joining, stalled)) and (advice := network_advice(state)):
+        text += f"; some ranks are still in init_process_group{advice}"
     return _cause_of(state, at_fault, text, Exit.TIMEOUT, now)._replace(kind="stall")
+
+
+def network_advice(state: State) -> str:
+    """Return advice about ranks that can't connect to each other; "" if they don't use the network."""
+    if state.spec.one_machine:
+        return ""
+    if not state.spec.invocation.file:
+        return "; check that no firewall blocks connections between the nodes"
+    from shlex import quote  # few jobs need it
+
+    return f"; `distlaunch check-port {quote(state.spec.source)}` tests the network"
 
 
 # Stacks
@@ -319,12 +330,12 @@ def waits_in(worker: RankState) -> str:
 
 
 def place_of(worker: RankState) -> str:
-    """Return where a rank with a known stack is: in a function of torch, with its caller, or in another."""
+    """Return where a rank with a known stack is: a torch function and its caller, or any other function."""
     return _call_into_torch(worker, _TORCH) or worker.stack[0]
 
 
 def _call_into_torch(worker: RankState, wanted: str) -> str:
-    """Return a call of torch if one of its frames is `wanted`, with its caller, or ""."""
+    """Return a worker's current call into torch, with its caller, if a frame in it is `wanted`; else ""."""
     inside = list(takewhile(lambda frame: re.search(_TORCH, frame), worker.stack))
     if not any(re.search(wanted, frame) for frame in inside):
         return ""

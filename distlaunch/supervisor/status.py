@@ -14,10 +14,10 @@ MAX_NUMBER, MAX_TIME = 1 << 31, 1e11
 
 
 class RunState(Enum):
-    """The state of a run. The last four are final. LOST means that the controller died without a trace.
+    """The state of a run. The last four are final.
 
-    SUSPENDED means that a signal has stopped the controller. UNKNOWN means that the state is known only on
-    another host.
+    LOST means that the controller died without recording an end. SUSPENDED means that a signal has stopped
+    the controller. UNKNOWN means that the state is known only on another host.
     """
 
     PENDING = "PENDING"

@@ -35,7 +35,7 @@ Rule = Callable[[State, float], Step]
 def begin(
     spec: JobSpec, now: float, chance: float = 0.0, run_id: str = ""
 ) -> tuple[State, tuple[Action, ...]]:
-    """Return the first state of a job, and the actions that connect all nodes at once.
+    """Return the first state of a job, and the actions that connect all nodes simultaneously.
 
     `chance` is a number from 0 to 1 that differs from run to run.
     """

@@ -28,10 +28,10 @@ from distlaunch.supervisor.state import Cause, Phase, State, Timer, Verdict
 from distlaunch.wording import NO_SUSPENDING, NO_SUSPENDING_TORCHRUN, counted, listed, span_words
 
 STOP_MARGIN_S = 14.0
-"""Seconds after the grace period at which a node that hasn't confirmed its cleanup is given up. The job ends
-within 15 s."""
+"""Seconds from the end of the grace period until the controller gives up on a node that hasn't confirmed its
+cleanup. The job ends within 15 s."""
 DRAIN_S = 30.0
-"""Seconds without output after which a clean node is given up."""
+"""Seconds without output after which the controller gives up on a clean node."""
 LATE_S = 3.0
 """Seconds that a stopping job waits for the scheduler's late answer on why it is ending."""
 STOP_MESSAGE_S = 3.0
@@ -67,8 +67,10 @@ def _announcement(state: State, cause: Cause, grace_s: float) -> ShowMessage:
     name = signal.Signals(cause.exit_status - 128).name
     request = cause.text.removeprefix("stopped by ")  # the signal, or `distlaunch stop`
     them = "it" if left == 1 else "them"
-    again = f"another {'`distlaunch stop` or Ctrl-C' if name == 'SIGINT' else name} kills {them}"
+    how = request if request.startswith("`") else "Ctrl-C" if name == "SIGINT" else name
+    again = f"another {how} kills {them}"
     text = f"received {request}: waiting up to {span_words(grace_s)} for {counted(left, state.unit)} to exit"
+    again += " without collecting files" if state.spec.collect.paths else ""
     return ShowMessage("warning", f"{text}; {again}" if state.interrupts else text)
 
 
@@ -81,8 +83,8 @@ def job_overdue(state: State, now: float) -> Step:
 def with_end_of_workers(state: State, limit: Timer, grace_s: float, now: float) -> State:
     """Return `state` after workers were told to stop, with the timers for their end.
 
-    Nodes that haven't confirmed the end when `limit` expires are given up. `limit` is CLEAR before a restart,
-    and CLOSE at the end of the job.
+    When `limit` expires, the controller gives up on nodes that haven't confirmed the end. `limit` is CLEAR
+    before a restart, and CLOSE at the end of the job.
     """
     state = state.unwatched().with_timer(limit, now + grace_s + STOP_MARGIN_S)
     return state.with_timer(Timer.STOP_MESSAGE, now + STOP_MESSAGE_S) if grace_s > STOP_MESSAGE_S else state
@@ -172,8 +174,8 @@ def on_stuck(event: Stuck, state: State, now: float) -> Step:
     """List processes that survived SIGKILL."""
     names = listed([f"{process.get('command')} (pid {process.get('pid')})" for process in event.processes])
     left = f"{counted(len(event.processes), 'process')} survived SIGKILL"
-    why = "kill what belongs to another user as root; what hangs in the kernel may need a reboot"
-    return state, (ShowMessage("warning", f"{state.label(event.node)}: {left}: {names}; {why}"),)
+    advice = "kill other users' processes as root; one stuck in the kernel may exit later, or need a reboot"
+    return state, (ShowMessage("warning", f"{state.label(event.node)}: {left}: {names}; {advice}"),)
 
 
 def finish_when_closed(state: State, now: float) -> Step:
@@ -213,16 +215,19 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     if state.cause and state.cause.agent_signum == event.signum and now - state.ended_at < SAME_SIGNAL_S:
         return state.with_cause(stopped), ()  # the signal went to all processes, and reached an agent first
     # A terminal that closes sends SIGHUP and breaks both streams. That counts as one request.
-    return _interrupted_again(state, name) if insists else (state, ())
+    return _interrupted_again(state, name, event.by_command) if insists else (state, ())
 
 
-def _interrupted_again(state: State, name: str) -> Step:
+def _interrupted_again(state: State, name: str, by_command: bool) -> Step:
     """Handle a signal to a job that is already stopping."""
-    again = "press Ctrl-C" if name == "SIGINT" else f"send {name}"
+    by_signal = "press Ctrl-C" if name == "SIGINT" else f"send {name}"
+    again = "run `distlaunch stop`" if by_command else by_signal
     if state.interrupts == 1:
         if state.cause and state.cause.scheduled:  # the signal is part of the same termination
             return state, ()
-        return state, (ShowMessage("info", f"already stopping; {again} again to kill the workers now"),)
+        files = ", without collecting files" if state.spec.collect.paths else ""
+        text = f"already stopping; {again} again to kill the workers now{files}"
+        return state, (ShowMessage("info", text),)
     if state.interrupts == 2:
         state, closing = _close_all(state.unwatched(), 0.0)
         return state, (ShowMessage("info", f"killing the workers; {again} again to exit now"), *closing)

@@ -13,7 +13,7 @@ from distlaunch.transports.container import advice_for
 from distlaunch.wording import counted, lost_peer_words, rank_list, status_words
 
 MAX_LINES, HEAD_LINES = 24, 7
-"""Maximum lines of last output shown, and those of a longer traceback that are its first lines."""
+"""Maximum lines of last output shown, and how many of these are the first lines of a longer traceback."""
 STDOUT_LINES = 5
 """Maximum lines of stdout shown for a rank that printed nothing to stderr."""
 RECORD, STDERR, STDOUT = 2, 1, 0
@@ -79,7 +79,7 @@ class Summary(Frozen):
         ]
 
     def _apart(self) -> list[str]:
-        """Warn that the ranks of a Python script didn't train together, as if it were written for one GPU."""
+        """Warn that the ranks of a Python script didn't train together. It may be for a single GPU."""
         spec, workers = self.state.spec, self.state.workers
         watched = self.state.plan is not None and self.state.plan.join_s is not None
         if not watched or len(workers) < 2 or workers.counts.joined or spec.program.kind == "command":

@@ -85,7 +85,7 @@ class ProcessEnd(Frozen):
 
     `stderr` is the end of its stderr output. `status` is its exit status, or None while it is still running.
     `noise` is the output of the node's shell before the first output of the agent. `timed_out` is set if the
-    node was given up. `protocol_error` is the reason why the output is invalid, or "".
+    controller gave up on the node. `protocol_error` is the reason why the output is invalid, or "".
     """
 
     stderr: str

@@ -49,8 +49,9 @@ class Gathering(Frozen):
     ports. `serves` makes this launcher the controller. If it is None, the first launcher on the first host
     becomes the controller. If `fixed`, the first port is also reserved for rank 0. Once the minimum number of
     nodes has connected, the controller waits up to `last_call_s` seconds for more. `wait_s` limits the wait
-    before that. If `ordered`, the launchers have node numbers. If `flagged`, the numbers come from
-    --node-rank. `hint` is advice for errors.
+    before that. If `ordered`, the launchers have node numbers. `unreached`, `elsewhere` and `taken` are
+    advice in case the controller can't be reached, the endpoint is not on this machine, or its port can't be
+    used.
     """
 
     arrival: Arrival
@@ -61,8 +62,9 @@ class Gathering(Frozen):
     last_call_s: float = 30.0
     fixed: bool = True
     ordered: bool = True
-    flagged: bool = False
-    hint: str = ""
+    unreached: str = ""
+    elsewhere: str = ""
+    taken: str = ""
 
     @property
     def label(self) -> str:

@@ -314,7 +314,7 @@ def test_reaps_a_thousand_orphans(tmp_path: Path, gate: Path, figures: Figures) 
 
 
 TOO_BIG = f"command: ['true']\nenv: {{BIG: {'x' * 200_000}}}"
-NO_INTERPRETER = "the interpreter in its #! line does not exist"
+NO_INTERPRETER = "the interpreter in its #! line (or, for a binary, its loader) does not exist"
 
 
 @pytest.mark.parametrize(

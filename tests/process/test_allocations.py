@@ -94,7 +94,8 @@ def test_a_termination_warning_of_lsf_does_not_end_its_links(tmp_path: Path) -> 
 def test_says_what_to_do_where_flux_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environment(tmp_path, {"FLUX_JOB_ID": "f2Cm"}, "").items():
         monkeypatch.setenv(name, value)
-    tool, instead = tmp_path / "bin/flux", "; list the hosts in nodes, or use `--set launcher=local`"
+    tool = tmp_path / "bin/flux"
+    instead = "; use a job file that lists the hosts in nodes, or `distlaunch run --set launcher=local`"
     for does, answer_s, told in (
         ("exec tail -f /dev/null", 0.5, "did not answer within 0.5 s"),
         ("echo 'flux: no such command' >&2; exit 1", PATIENCE_S, "failed: flux: no such command"),

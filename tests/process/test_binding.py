@@ -66,7 +66,7 @@ def test_ranks_run_on_the_requested_cpus(tmp_path: Path, binding: str) -> None:
         assert sets == [{FIRST}, ALLOWED][:RANKS]
 
 
-FEW = f"{CORES + 1} workers on a node need a core each, but only {CORES} are available"
+FEW = f"{CORES + 1} workers on a node need a core each, but have only {CORES}"
 LACKING = {
     "cores": (CORES + 1, 0, f"cpu_binding: {FEW}"),
     f"['{FIRST}', '9999']": (2, 1, "cpu_binding lists CPU 9999, but this node has only "),

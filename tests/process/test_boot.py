@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.agent import messages, procfs
-from distlaunch.agent.wire import READY_MARKER, encode_command
+from distlaunch.agent.wire import LEASE_S, READY_MARKER, encode_command
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch import process
 from distlaunch.launch.link import Link
@@ -222,6 +222,15 @@ def test_an_early_agent_is_used_or_ends(node: NodeSpec, python: str | None, take
     assert early.has_ended is not taken
     links[0].discard()
     early.discard()  # as the command does in the end, whatever has become of it
+
+
+def test_an_early_agent_is_replaced_before_its_lease_expires(early: Link) -> None:
+    early.opened_at -= LEASE_S / 2
+    links = open_links(
+        JobSpec("job", (NodeSpec("a"),), Program("command", ("true",), workdir="/"), Logs("/")), early
+    )
+    assert early.has_ended and not links[0].has_ended
+    links[0].discard()
 
 
 def test_an_early_agent_in_use_is_not_discarded(early: Link) -> None:

@@ -55,18 +55,19 @@ def test_gives_up_naming_the_missing_nodes(place: Path, port: int, meets: str, m
     start = partial(launcher, place, port, "--rdzv-conf=join_timeout=2", nodes=3, meets=meets)
     with start() as first, start(node=1) as second:
         assert statuses([first, second]) == [Exit.TIMEOUT, Exit.TIMEOUT]
-        gave_up = f"distlaunch: gave up after 2 s: waited for {missing} at localhost:{port}"
-        assert our_lines(first)[-1] == our_lines(second)[-1] == gave_up
+        gave_up = f"distlaunch: gave up after 2 s: waited for {missing} at localhost:{port}; check that every"
+        assert our_lines(first)[-1] == our_lines(second)[-1]
+        assert our_lines(first)[-1].startswith(gave_up)
         assert "localhost is reachable only from this machine" in our_lines(first)[0]
 
 
 ELSEWHERE = "--rdzv-backend=c10d --rdzv-endpoint=192.0.2.77:29500 --rdzv-conf="  # RFC 5737
 
 
-HAVE = "one of the nodes must have the address 192.0.2.77, or be started with --rdzv-conf is_host=1"
+HAVE = "check that a launcher is running on 192.0.2.77 or with --rdzv-conf is_host=1, and that no firewall"
 HERE_1 = "--master-addr=localhost --master-port=1 --node-rank=1 --rdzv-conf=timeout=6"
 REFUSED = "distlaunch: waiting for node 0 at localhost:1: Connection refused\n"
-NOT_HERE = "192.0.2.1 is not an address of this machine: "
+NOT_HERE = "192.0.2.1 is not an address of this machine: if this isn't node 0, set --node-rank"
 
 
 @pytest.mark.parametrize(
@@ -75,8 +76,8 @@ NOT_HERE = "192.0.2.1 is not an address of this machine: "
         (f"{ELSEWHERE}join_timeout=1", Exit.UNREACHABLE, HAVE),
         (f"{ELSEWHERE}is_host=0,join_timeout=1", Exit.UNREACHABLE, HAVE),
         (HERE_1, Exit.UNREACHABLE, REFUSED),
-        ("--master-addr=192.0.2.1 --node-rank=0", Exit.USAGE, f"{NOT_HERE}--master-addr must be"),
-        ("--master-addr=192.0.2.1", Exit.USAGE, f"{NOT_HERE}without --node-rank or --rdzv-backend c10d"),
+        ("--master-addr=192.0.2.1 --node-rank=0", Exit.USAGE, NOT_HERE),
+        ("--master-addr=192.0.2.1", Exit.USAGE, NOT_HERE),
     ],
     ids=["is not here", "is told so", "nobody listens", "node 0", "no number"],
 )

@@ -299,7 +299,8 @@ def test_says_where_to_submit_from_elsewhere(tmp_path: Path, monkeypatch: pytest
     for to, (title, _, (tool, *_)) in KINDS.items():
         done = distlaunch("submit", str(tmp_path / "job.yaml"), "--to", to, status=1)
         where = f"login nodes of {title} clusters have it; to submit from elsewhere, use --on HOST"
-        told = f"distlaunch: {tool} not found in PATH; {where}; for another scheduler, use --to\n"
+        where += ", where the PATH of SSH commands must contain it; for another scheduler, use --to"
+        told = f"distlaunch: {tool} not found in PATH; {where}\n"
         assert done.stderr == told
 
 

@@ -64,11 +64,13 @@ ALL_READ_ONLY = dict.fromkeys(("/tmp", "/var/tmp", "/dev/shm"), READ_ONLY)
 TRIED = "; ".join(f"{place}: Read-only file system" for place in ALL_READ_ONLY)
 
 
-MISSING = f"error records in /missing: No such file or directory; {TRIED}; set TMPDIR in env\n"
+MISSING = (
+    f"error records in /missing: No such file or directory; {TRIED}; set TMPDIR (env.TMPDIR in a job file)\n"
+)
 NO_LOGS = "run directory in /var/tmp: Read-only file system; set logs.dir to another directory\n"
 
 
-NO_TMP = f"run directory in {TRIED}; set TMPDIR or --log-dir to another directory\n"
+NO_TMP = f"run directory in {TRIED}; set TMPDIR, or torchrun's --log-dir, to another directory\n"
 NO_ROOM = {
     "env: {TMPDIR: /missing}": ("run /mnt/job.yaml", 126, MISSING),
     "logs: {dir: /var/tmp}": ("run /mnt/job.yaml", 1, NO_LOGS),

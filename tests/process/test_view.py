@@ -141,7 +141,7 @@ def test_view_shows_a_run_and_leaves_it_alone(tmp_path: Path, left: str) -> None
         shown.press(b"q")
         assert shown.ended() == 0
         shown.assert_sane()
-        assert f"detached from {left}, which is still running" in shown.after_screen
+        assert f"detached from {left} without stopping it" in shown.after_screen
     assert "RUNNING" in distlaunch("ps", cwd=tmp_path).stdout
 
 

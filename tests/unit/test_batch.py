@@ -147,7 +147,7 @@ MISTAKES = [
     ("slurm: {extra: [--no-requeue]}", "--no-requeue can't be used: set restarts.requeue"),
     ("slurm: {extra: [-o x]}", "slurm.extra[0]: -o can't be used: the job's output goes to logs.dir"),
     ("slurm: {extra: {reservation: x}}", 'a map; each item must be an option such as "--reservation='),
-    ("nodes: 4\nslurm: {nodes: 3}", "slurm.nodes: too few for the job: nodes is 4"),
+    ("nodes: 4\nslurm: {nodes: 3}", "slurm.nodes: too few for the job: nodes is 4; raise or remove"),
     ("slurm: {signal: 'X:USR1@60'}", "slurm.signal: expected a signal"),
     ("slurm: {signal: TERM@60}", "slurm.signal: use USR1 or USR2; on_warning chooses what the ranks get"),
     ("grid_engine: {walltime: 90s}", "time"),
@@ -288,7 +288,7 @@ def test_a_followed_job_prints_into_the_run_directorys_parent(tmp_path: Path) ->
 
 
 def test_an_unknown_scheduler_is_refused() -> None:
-    with pytest.raises(DistlaunchError, match="unknown scheduler oar: install the package that adds it, or"):
+    with pytest.raises(DistlaunchError, match="unknown scheduler oar: install the package that adds it, or correct"):
         load("oar")
 
 

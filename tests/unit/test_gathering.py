@@ -80,7 +80,7 @@ def test_launchers_wait_for_each_other(words: tuple[str, ...], wait_s: float, la
     assert flag_messages(parsed(*STATIC, "--rdzv-conf=a=b", "s.py")) != []
 
 
-NO_HOST = "expected a host name or address"
+NO_HOST = "expected one host name or address"
 SECONDS = "expected a whole number of seconds"
 
 
@@ -88,6 +88,7 @@ SECONDS = "expected a whole number of seconds"
     ("words", "told"),
     [
         ("--rdzv-endpoint=:29500", f"--rdzv-endpoint ':29500': {NO_HOST}; is a variable in it empty?"),
+        ("--rdzv-endpoint=http://h:5", f"--rdzv-endpoint 'http://h:5': {NO_HOST}, without blanks, / or @"),
         ("--rdzv-endpoint=h:0", "--rdzv-endpoint 'h:0': several nodes need a port from 1 to 65535"),
         ("--rdzv-backend=static --rdzv-endpoint= --master-addr=", f"--master-addr '': {NO_HOST}"),
         ("--rdzv-backend=static --node-rank=2", "--node-rank 2: expected 0 to 1, with --nnodes 2"),
@@ -106,7 +107,8 @@ def test_explains_mistakes_about_the_endpoint(words: str, told: str) -> None:
 @pytest.mark.parametrize("words", [MEET, ("--nnodes=1:2", *MEET[1:]), STATIC])
 def test_refuses_several_launchers_on_a_node(words: tuple[str, ...]) -> None:
     gathering(*words, SLURM_STEP_NUM_NODES="2", SLURM_STEP_NUM_TASKS="2")
-    told = r"this Slurm step has 3 tasks on 2 nodes, but --nnodes is (1:)?2: .*: srun --ntasks-per-node=1"
+    told = r"this Slurm step has 3 tasks on 2 nodes, but --nnodes is (1:)?2: set --nnodes to 2, .*: "
+    told += "srun --nodes=2 --ntasks=2 --ntasks-per-node=1"
     with pytest.raises(UsageError, match=told):
         gathering(*words, SLURM_STEP_NUM_NODES="2", SLURM_STEP_NUM_TASKS="3")  # heterogeneous
 

@@ -37,6 +37,7 @@ def test_ranges_expand_in_order_and_keep_their_zeros(text: str, expected: str) -
         *((f"gpu[{text}]", "is not a range") for text in ("", "a-c", "1-", "1,,2", "-1")),
         ("gpu[3-1]", "counts down"),
         ("gpu[1-1000000000000]", "names more than"),
+        ("[fe80::1]", "write an IPv6 address without brackets"),
         ("gpu[1-999][1-999]", "more than 65535 hosts"),
     ],
 )

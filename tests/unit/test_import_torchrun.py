@@ -188,7 +188,7 @@ REFUSED = [
     *((line, "expected a command with torchrun") for line in ("", "python x.py torchrun y", "-r 3 x.py")),
     *((line, "no script given") for line in ("torchrun", "torchrun ''", "torchrun --help")),
     ("torchrun --nproc-per-node ${G:-8} x.py", "--nproc-per-node ${G:-8}: write the value"),
-    ("PET_NNODES=$N torchrun x.py", "--nnodes: expected N or MIN:MAX with 1 ≤ MIN ≤ MAX, got '$N'"),
+    ("PET_NNODES=$N torchrun x.py", "PET_NNODES: expected N or MIN:MAX with 1 ≤ MIN ≤ MAX, got '$N'"),
     ("srun torchrun --nnodes=$N x.py", "--nnodes $N: write the value: job files don't expand shell"),
     ("torchrun -m ${M} --role x", "--module ${M}: write the value: job files don't expand"),
     ("torchrun $FLAGS x.py", "$FLAGS: write the flags or the script that it stands for"),

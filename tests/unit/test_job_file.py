@@ -76,6 +76,7 @@ def test_names_a_missing_file_and_a_directory(load: Load, tmp_path: Path) -> Non
         "a slots=22\nb slots=2000": [("a", 22), ("b", 2000)],  # like ports
         "n[01-02]:2": [("n01", 2), ("n02", 2)],
         "me@a\r\nb\r\n": [("a", 7), ("b", 7)],
+        "fe80::1 slots=4\n[::1]:2\n1:2:3:4:5:6:7:8": [("fe80::1", 4), ("::1", 2), ("1:2:3:4:5:6:7:8", 7)],
     }.items(),
 )
 def test_hostfiles_of_three_tools_are_read(

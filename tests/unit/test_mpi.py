@@ -51,7 +51,7 @@ DECIDED = [
     (f"{TWO}env: {{A: '{{hosts}}'}}", "env.A: mpirun chooses {hosts}: write the names of the hosts"),
     (f"{TWO}spares: [c]", "spares: can't be combined with mpirun"),
     (f"{TWO}container: {{image: x}}", "container: can't be combined with mpirun"),
-    ("script: t.py\nlauncher: mpirun\nnodes: [{host: a, env: {A: b}}]", "move env to the top level"),
+    ("script: t.py\nlauncher: mpirun\nnodes: [{host: a, env: {A: b}}]", "remove env here, or move it"),
 ]
 
 
@@ -59,6 +59,10 @@ DECIDED = [
 def test_refuses_keys_that_mpirun_decides(text: str, words: str) -> None:
     with pytest.raises(JobError, match=re.escape(words)):
         planned(text)
+
+
+def test_accepts_defaults_of_keys_that_mpirun_decides() -> None:
+    assert planned(f"{TWO}success: all\nsync: false\nnuma_binding: none\nspares: []").mpirun.hosts
 
 
 HOST = "7.0;tcp://10.0.0.1,192.168.0.1:4000;tcp6://[fd00::2]:4001"

@@ -150,8 +150,8 @@ def test_refuses_more_workers_than_a_link_has_channels(text: str, gpus: int) -> 
 def test_each_worker_of_a_node_needs_listed_cpus_if_any_has() -> None:
     listed = "cpu_binding: ['0-3', '4-7']\nnodes: [a, {host: b, procs: %d}]"
     assert plan_of(listed % 2).spec.placement.binding
-    told = "job.yaml:2:14: cpu_binding: b has 3 workers, but CPUs are listed for only 2"
-    assert refusal(listed % 3) == told
+    told = "job.yaml:2:14: cpu_binding: b has 3 workers, but CPUs are listed for only 2; list those of each"
+    assert refusal(listed % 3) == f"{told} worker"
 
 
 # MASTER_ADDR

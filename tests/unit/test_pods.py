@@ -91,9 +91,9 @@ SELECTED = "\nkubernetes: {selector: app=t}\n"
         ("", "launcher: kubernetes needs kubernetes.selector, such as app=train"),
         (
             f"{SELECTED}nodes: [a]",
-            "nodes: kubernetes.selector selects the pods: remove nodes; to list pods, set",
+            "nodes: kubernetes.selector selects the pods: remove nodes; to list pods, write",
         ),
-        (f"{SELECTED}nodes: 4", "nodes: the job requests 4 nodes, but Kubernetes (app=t) has 3 nodes"),
+        (f"{SELECTED}nodes: 4", "nodes: the job requests 4 nodes, but Kubernetes (app=t) has 3 running pods"),
     ],
 )
 def test_refuses_a_job_that_cannot_have_pods(text: str, told: str) -> None:

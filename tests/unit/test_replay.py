@@ -65,7 +65,7 @@ PLAIN = first_line(spec_of("script: t.py"))
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ([], "line 1: expected a run in format"),
+        ([], "contains no complete line"),
         ([line("AgentUp")], "line 1: expected a run in format"),
         ([line(BEGAN, version=VERSION + 1)], f"expected a run in format {VERSION}"),
         ([PLAIN, line("Nonsense")], "line 2: unknown event: 'Nonsense'"),

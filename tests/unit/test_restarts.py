@@ -485,7 +485,8 @@ def test_drops_and_fences_a_node_that_does_not_confirm_in_time() -> None:
     assert waiting.startswith("waiting for rank 2 (b, pid 100), rank 3 (b, pid 101) to exit")
     actions = job.tick()
     assert job.now == failed_at + STOP_S + 14.0
-    assert texts(actions, "warning") == ["b did not confirm its cleanup; treating the node as lost"]
+    waiting = "b: waiting up to 45 s for its ranks to exit, or for it to reconnect"
+    assert texts(actions, "warning") == ["b did not confirm its cleanup; treating the node as lost", waiting]
     assert (wanted(actions), job.stay_without(1)) == ([Drop(1)], FENCE_S)
     assert job.state.members == (0,)
 
@@ -761,10 +762,16 @@ def test_moves_a_usurped_port_three_times_without_counting_restarts() -> None:
     assert (job.state.phase, job.blamed) == (Phase.DONE, (Exit.PORT_TAKEN, None, 0))
 
 
-def test_does_not_move_a_port_that_the_job_chose_and_believes_only_the_node_of_rank_0() -> None:
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_does_not_move_a_port_that_the_job_chose_and_believes_only_the_node_of_rank_0(torchrun: bool) -> None:
     job = Job(text_of("[a, b, c]", "master_port: 29555")).to_running()
+    if torchrun:
+        job.state = job.state._replace(spec=job.state.spec._replace(places={}))
     assert HoldPort(0, 29555) in job.actions
     assert job.feed(messages.PortUsurped(1, ()), messages.PortUsurped(2, ())) == []
     job.obey(job.feed(messages.PortUsurped(0, ())))
+    own = "leave out the port (master_port) to get a free one"
+    advice = "use another port on all nodes" if torchrun else own
+    assert texts(job.actions, "error")[0].endswith(f"; {advice}")
     assert job.state.phase is Phase.DONE
     assert job.blamed == (Exit.PORT_TAKEN, None, 0)

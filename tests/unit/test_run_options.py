@@ -1,12 +1,14 @@
 """The quick parser of common `run` command lines, and its agreement with Typer."""
 
 import inspect
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from distlaunch.api import Job
 from distlaunch.cli.app import run
 from distlaunch.cli.job_file import Typed, load_job
 from distlaunch.cli.run import FLAGS, SET, RunOptions, plain_options
@@ -75,8 +77,22 @@ def test_a_line_is_the_same_as_a_job_file(here: Path, path: str | None, typed: T
     assert load_job("saved.yaml")._replace(**paths) == file
 
 
+def test_a_piped_job_is_saved_in_the_current_directory(here: Path) -> None:
+    read, write = os.pipe()
+    os.write(write, b"script: t.py")
+    os.close(write)
+    load_job(f"/dev/fd/{read}", (), (), Typed(save="saved.yaml"))
+    os.close(read)
+    assert load_job("saved.yaml").program.words == ("t.py",)
+
+
+def test_a_module_in_python_overrides_the_job_files(here: Path) -> None:
+    (here / "job.yaml").write_text("module: old")
+    assert Job.load("job.yaml", module="new").spec.program.words == ("new",)
+
+
 REFUSED = [
-    (Typed(ranks=3), "nodes=2", "-n 3: the job would have 2 ranks on 2 nodes; choose another number"),
+    (Typed(ranks=3), "nodes=2", "-n 3: the job would have 2 ranks on 2 nodes (hosts without"),
     (Typed(ranks=2), "nodes=[{host: a, procs: 3}]", "-n 2: the job would have 3 ranks on 1 node"),
     (Typed(hosts="a,b"), "nodes=1", "-H and --set nodes both set the nodes"),
     (Typed(ranks=2), "procs_per_node=3", "-n and --set procs_per_node both set the ranks"),
@@ -85,7 +101,7 @@ REFUSED = [
     (Typed(hosts="-o"), "name=x", "-H: a host name can't begin with a dash"),
     (Typed(hosts="a,a"), "name=x", "-H: nodes[1]: a is listed twice"),
     (Typed(hosts="a:22"), "name=x", "for an SSH port, use ssh_config or nodes: [{host: a, port: 22}]"),
-    (Typed(hosts="a:2,b:4", ranks=8), "name=x", "-n 8: the job would have 6 ranks on 2 nodes"),
+    (Typed(hosts="a:2,b:4", ranks=8), "name=x", "-n 8: the job would have 6 ranks on 2 nodes (the sum"),
 ]
 
 

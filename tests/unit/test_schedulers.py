@@ -240,7 +240,7 @@ def test_launcher_command_reaches_the_hosts_of_an_allocation(job: Load) -> None:
 
 def test_an_unreadable_host_list_matters_only_where_it_is_needed(job: Load) -> None:
     missing = {"JOB_ID": "1", "PE_HOSTFILE": "no/such/file"}
-    advice = "; list the hosts in nodes, or use `--set launcher=local`"
+    advice = "; use a job file that lists the hosts in nodes, or `distlaunch run --set launcher=local`"
     with pytest.raises(UsageError) as refused:
         job("", missing)
     why = "can't read the hosts of this Grid Engine job: no/such/file: No such file or directory"
@@ -321,7 +321,7 @@ JSM_TASK = LSF | variables(
 def flux_lists(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The hosts of a Flux job, as a command lists them."""
     hosts = ["flux1", "flux2"]
-    monkeypatch.setattr("distlaunch.schedulers.queue.printed", lambda _: " ".join(hosts))
+    monkeypatch.setattr("distlaunch.schedulers.queue.printed", lambda *_: " ".join(hosts))
     return hosts
 
 
@@ -357,8 +357,8 @@ def test_refuses_contradictory_flux_variables(changes: str, said: str) -> None:
 
 
 NO_TASKS = [
-    (GRID_ENGINE, "^Grid Engine doesn't number its tasks: use `mpirun distlaunch exec`, or `distl"),
-    (PBS, "^PBS doesn't number its tasks: use `mpirun distlaunch exec`, or `distlaunch run job.yaml`$"),
+    (GRID_ENGINE, r"^Grid Engine doesn't number its tasks: use `mpirun distlaunch exec` \(Open MPI"),
+    (PBS, r"^PBS doesn't number its tasks: use `mpirun .*\), or `distlaunch run job.yaml`$"),
     (LSF, "^this LSF process is not a task of `jsrun`: use `jsrun distlaunch exec`, or `distlaunch run"),
     (FLUX, "^this Flux process is not a task of `flux run`: use `flux run distlaunch exec`, or `distl"),
     ({"SLURM_JOB_ID": "17"}, "SLURM_PROCID is not set: use `srun distlaunch exec"),

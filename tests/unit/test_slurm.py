@@ -353,7 +353,7 @@ def test_refuses_tasks_that_cannot_have_a_gpu_each() -> None:
     check_devices(task._replace(devices=None, local_size=8), {})
     with pytest.raises(UsageError, match="instead of --gpus-per-task"):
         check_devices(task._replace(devices=1, local_size=8), {"CUDA_VISIBLE_DEVICES": "3"})
-    with pytest.raises(UsageError, match=r"8 tasks .* share 2 GPUs .* or use --ntasks-per-node=2; for a CPU"):
+    with pytest.raises(UsageError, match=r"8 tasks .* sees only 2 GPUs .* or use --ntasks-per-node=2;"):
         check_devices(task._replace(local_size=8), TASK)
 
 

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from distlaunch.agent.messages import Needs, PortHeld, RouteFound
+from distlaunch.job.spec import Invocation
 from distlaunch.supervisor.actions import StartWorkers
-from distlaunch.supervisor.checking import needs_of
+from distlaunch.supervisor.checking import needs_of, problems, warning
 from distlaunch.supervisor.nodes import unfit_words
 from tests.unit.orders import Close, FindRoute
 from tests.unit.test_restarts import Job, text_of
@@ -137,8 +138,14 @@ def test_the_rest_is_one_warning() -> None:
     both = "2 warnings about the nodes: b: the script differs; b: only 64 open files are allowed"
     assert said == f"{both}; `distlaunch check job.yaml` shows details"
     assert job.actions.count_of(StartWorkers(1)) == 1
+    job.state = job.state._replace(spec=job.state.spec._replace(invocation=Invocation()))
+    lines = [shown.text for shown in warning(job.state, problems(job.state))]
+    assert [line.partition(" · ")[0] for line in lines] == [
+        "place: b: the script differs",
+        "limits: b: only 64 open files are allowed",
+    ], "no job file to check"
     silent = prepared("no answer within 2 s")
-    assert findings(silent.actions) == ["place: b: no answer within 2 s about the workdir and the script"]
+    assert findings(silent.actions) == ["place: b: no answer within 2 s about its directories"]
 
 
 @pytest.mark.parametrize(("keys", "count"), [("", 1), ("python: python3.12\n", 0)])

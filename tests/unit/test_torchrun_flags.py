@@ -130,6 +130,7 @@ def test_a_variable_is_the_default(flag: Flag) -> None:
 
 def test_the_command_line_overrides_variables() -> None:
     assert refusal("s.py", PET_MAX_RESTARTS="x") == "PET_MAX_RESTARTS: expected a whole number, got 'x'"
+    assert refusal("s.py", PET_TEE="x").startswith("PET_TEE: expected 0 (nothing)")
     flags = parsed("--max-restarts=2", "--role=-b", "s.py", PET_MAX_RESTARTS="x", PET_ROLE="a")
     assert (flags.max_restarts, flags.role) == (2, "-b")
 
@@ -190,11 +191,12 @@ def test_any_command_line_is_read_or_refused_in_a_line(words: list[str]) -> None
 # Bad values
 
 
-OWN_FLAG = "put the script's own flags after the script"
-ENDPOINT, LOOK = "--rdzv-endpoint:", "check the driver and CUDA_VISIBLE_DEVICES"
+OWN_FLAG = "(see `distlaunch torchrun --help`); put the script's own flags after the script"
+ENDPOINT = "--rdzv-endpoint:"
+LOOK = "check the driver, CUDA_VISIBLE_DEVICES, and the GPUs of the job or container; on a CPU node, pass"
 UNKNOWN = ["4", "-1", "x", "0:4", "0:1,", "a:1", "0:1:2", ":"]
 STREAMS = "0 (nothing), 1 (stdout), 2 (stderr), 3 (both), or rank:N,…"
-PORT, NUMBER = "a port from 0 to 65535", "a number ≥ 0"
+PORT, NUMBER = "a port from 1 to 65535", "a number ≥ 0"
 
 
 BAD_VALUES = [
@@ -220,12 +222,12 @@ def test_explains_a_bad_value_in_one_line(flag: str, values: list[str], expected
 
 BAD_LINES = [
     *((f"--rdzv-endpoint h:{n}", f"--rdzv-endpoint: expected {PORT}, got '{n}'") for n in (70000, "abc", -1)),
-    ("--nproc-per-node=gpu", f"--nproc-per-node gpu: no GPU is visible; {LOOK}"),
+    ("--nproc-per-node=gpu", f"--nproc-per-node gpu: no GPU is visible; {LOOK} a number"),
     ("--nproc-per-node=xpu", "--nproc-per-node xpu: can't count XPUs; pass a number"),
     ("--print-completion=bash", "--print-completion: only torchrun itself prints a completion script"),
     ("--no-python --module", "--no-python and --module can't be combined"),
-    ("--lr=0.1", f"torchrun has no flag --lr; {OWN_FLAG}"),
-    *((letters, f"torchrun has no flag -x; {OWN_FLAG}") for letters in ("-x", "-mx")),
+    ("--lr=0.1", f"torchrun has no flag --lr {OWN_FLAG}"),
+    *((letters, f"torchrun has no flag -x {OWN_FLAG}") for letters in ("-x", "-mx")),
 ]
 
 
@@ -383,7 +385,8 @@ def test_names_flags_without_effect() -> None:
         line = f"{flag.name} has no effect: {flag.why}"
         assert flag_messages(parsed(flag.name, sample(flag)[0], "--master-port=5", "s.py")) == [line]
         environ = {"PET_MASTER_PORT": "5", flag.variable: sample(flag)[0]}
-        assert flag_messages(parsed("s.py", **environ)) == [line]
+        named = line.replace(flag.name, flag.variable, 1)
+        assert flag_messages(parsed("s.py", **environ)) == [named]
 
 
 SIGNALS = [
