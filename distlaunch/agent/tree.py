@@ -99,7 +99,7 @@ def read_manifest(data: bytes) -> list[Entry]:
     except (ValueError, TypeError, RecursionError):
         raise TreeError(BAD_MANIFEST) from None
     if len(entries) > MAX_FILES:
-        raise TreeError("the manifest has more than %d files" % MAX_FILES)
+        raise TreeError("the code has more than %d files; leave some out with sync.exclude" % MAX_FILES)
     paths: set[str] = set()
     for entry in entries:
         flaw = _flaw(entry) or ("occurs twice" if entry.path in paths else "")
@@ -181,11 +181,14 @@ class Store:
             os.makedirs(path, 0o700, exist_ok=True)
             found = os.lstat(path)
             if not stat.S_ISDIR(found.st_mode):
-                raise TreeError("%s is a symlink, not a directory" % path)
-            own = found.st_uid == os.geteuid()
-            if not own or found.st_mode & 0o022:
-                why = "can be written to by others" if own else "belongs to another user"
-                raise TreeError("%s %s; on a node, set sync.to to a directory of your own" % (path, why))
+                advice = "; replace it with a directory or, on a node, set sync.to to its target"
+                raise TreeError("%s is a symlink, not a directory" % path + advice)
+            if found.st_uid != os.geteuid():
+                advice = "; on a node, set sync.to to a directory of your own; elsewhere, set HOME"
+                raise TreeError("%s belongs to another user" % path + advice)
+            if found.st_mode & 0o022:
+                advice = "; if only you use it, run `chmod go-w` on it, or set sync.to to another directory"
+                raise TreeError("%s can be written to by others" % path + advice)
         # The run held, and the descriptors of its locked manifest and of its mark
         self._run, self._note, self._mark = "", -1, -1
         self.grown = False

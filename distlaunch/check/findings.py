@@ -23,6 +23,8 @@ and open files."""
 MAX_CLOCK_S = 5.0
 USED_GPU = 0.1
 """Share of a GPU's memory above which its use by other programs is worth a warning."""
+SYNC = ", or set sync: true"
+"""The end of some advice, which doesn't apply to a job that can't use `sync`."""
 
 
 class NodeReport(Frozen):
@@ -51,8 +53,9 @@ class NodeReport(Frozen):
 class Expected(Frozen):
     """The facts that a job expects: the GPUs and workers of each node, by name, in the order of ranks.
 
-    `uneven` is true if the job file gives nodes different numbers of GPUs. `master_addr` is not used if the
-    job runs on one machine. `master_key` is the key that sets it.
+    `master_addr` is not used if the job runs on one machine. `master_key` is the key that sets it.
+    `uneven` contains the facts, by name, that the job file sets for each node. `can_sync` is true if the job
+    can set `sync`.
     """
 
     backend: str
@@ -61,7 +64,8 @@ class Expected(Frozen):
     one_machine: bool
     gpus: Mapping[str, int | None]
     procs: Mapping[str, int]
-    uneven: bool
+    uneven: frozenset[str]
+    can_sync: bool
 
 
 class Finding(Frozen):
@@ -153,6 +157,8 @@ def report(
     differs = _differences(nodes)
     found += _disagreements(nodes, differs, job)
     found = [each for each in found if each.part not in skip]
+    if job and not job.can_sync:
+        found = [each._replace(do=each.do.removesuffix(SYNC)) for each in found]
     found.sort(key=lambda each: (each.level != "error", PARTS.index(each.part)))
     unchecked = {part: words for part, words in _unchecked(nodes) if part not in skip}
     bad = {each.part for each in found} | {*unchecked, *skip}
@@ -201,7 +207,7 @@ def _problems(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
     if odd := _items((code := node.part("code")).get("odd")):
         files = counted(_number(code.get("files")), "file")
         what = f"{len(odd)} of {files} differ from those on this machine: {listed(odd, 3)}"
-        do = "copy them to the node, or set sync: true"
+        do = f"copy them to the node{SYNC}"
         yield _warning("code", what, "ranks may run different programs", do)
 
 
@@ -210,13 +216,12 @@ def _problems(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
 
 def _place(facts: Mapping[str, Any]) -> Iterator[Finding]:
     if facts and not facts.get("exists"):
-        what = f"the workdir {facts.get('workdir')} does not exist"
-        yield _error(
-            "place", what, "no rank can start", "copy it to the node, set workdir, or set sync: true"
-        )
+        what = f"the workdir {facts.get('workdir')} does not exist or can't be accessed"
+        yield _error("place", what, "no rank can start", f"set workdir or copy it to the node{SYNC}")
     elif facts.get("unreadable"):
         what = f"can't read the script {facts.get('script')}: {facts['unreadable']}"
-        yield _error("place", what, "no rank can start", "correct its path, copy it, or set sync: true")
+        do = f"correct its path or permissions, or copy it{SYNC}"
+        yield _error("place", what, "no rank can start", do)
     if facts.get("unrecorded"):
         yield _error("place", str(facts["unrecorded"]), "no rank can start")
     yield from _disks(facts)
@@ -240,7 +245,7 @@ def _disks(facts: Mapping[str, Any]) -> Iterator[Finding]:
             do = "make it writable, or set env.TMPDIR to another directory"
             if name == "workdir":
                 why = "checkpoints can't be saved there"
-                do = "make it writable, or set workdir (with sync: sync.to) to another directory"
+                do = "make it writable, or save them elsewhere (with sync: true, set sync.to)"
             yield _warning("place", what, why, do)
         elif free < LOW_DISK:
             what = f"the disk with {path} has only {size_words(free)} free"
@@ -254,13 +259,14 @@ def _limits(facts: Mapping[str, Any], network: Mapping[str, Any]) -> Iterator[Fi
     nofile, memlock = _number(facts.get("nofile"), -1), _number(facts.get("memlock"), -1)
     if 0 <= nofile < LOW_NOFILE:
         what, why = f"only {nofile} open files are allowed", "data loaders and NCCL need hundreds"
-        yield _warning("limits", what, why, "raise it (ulimit -n, limits.conf)")
+        do = "raise the limit (ulimit -n, limits.conf, or docker run --ulimit nofile=65536)"
+        yield _warning("limits", what, why, do)
     if reason := facts.get("no_stacks"):
         do = "pip install py-spy" if "installed" in str(reason) else "set it to 1 or less (sysctl)"
         yield _warning("limits", str(reason), "the code at which ranks hang will be unknown", do)
     if network.get("ib") and 0 <= memlock < 32 * GIB:
         what = f"only {size_words(memlock)} of memory may be locked"
-        do = "set the limit to unlimited (ulimit -l, limits.conf)"
+        do = "remove the limit (limits.conf, LimitMEMLOCK of slurmd, or docker run --ulimit memlock=-1)"
         yield _warning("limits", what, "InfiniBand locks its buffers", do)
 
 
@@ -278,12 +284,13 @@ def _software(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) 
     if driver and built.partition(".")[0].isdecimal() and int(built.partition(".")[0]) > driver:
         what = f"torch is built for CUDA {built}, but the driver supports CUDA {driver} at most"
         do = f"update the driver, or install torch for CUDA {driver}"
-        yield _error("software", what, "no GPU can be used", do)
+        found = _error("software", what, "no GPU can be used", do)
+        yield found if job and job.backend == "nccl" else found._replace(level="warning")
     paths = dict(_texts(facts.get("nccl")))
     if len({*paths.values()}) > 1:
-        found = [f"{version} in {path}" for path, version in paths.items()]
-        what = f"several NCCL libraries: {listed(found)}"
-        do = "keep only the one that torch needs; check LD_LIBRARY_PATH"
+        places = [f"{version} in {path}" for path, version in paths.items()]
+        what = f"several NCCL libraries: {listed(places)}"
+        do = "remove the others from LD_LIBRARY_PATH; torch from PyPI needs the one in nvidia/nccl/lib"
         yield _warning("software", what, "torch may load the wrong one", do)
 
 
@@ -300,8 +307,9 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
     gpus = _gpus(node)
     wanted = (job.gpus.get(node.label) or 0) if job and facts else 0
     if wanted and not facts.get("counted"):
-        what = f"the job file requests {counted(wanted, 'GPU')}, but none is visible on the node"
-        yield _warning("devices", what, do="check `nvidia-smi -L` and CUDA_VISIBLE_DEVICES there")
+        what = f"the job needs {counted(wanted, 'GPU')}, but none is visible on the node"
+        do = "check the driver, CUDA_VISIBLE_DEVICES, and the GPUs of the allocation or container"
+        yield _warning("devices", what, do=f"{do}; if the node has none, lower gpus_per_node")
     elif len(gpus) < wanted:
         what = f"{counted(len(gpus), 'GPU')} instead of {wanted}"
         yield _error(
@@ -313,7 +321,7 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
             users = listed([f"{name} (pid {pid})" for pid, name in _pairs(gpu.get("users"))])
             by = f", by {users}" if users else ""
             what = f"GPU {number} already has {size_words(used)} of {size_words(total)} in use{by}"
-            do = "stop the program that uses it, or leave out the GPU (CUDA_VISIBLE_DEVICES)"
+            do = "stop the program that uses it, unless CUDA_VISIBLE_DEVICES leaves out this GPU"
             yield _warning("devices", what, "ranks may run out of memory", do)
         if _number(gpu.get("ecc")):
             what = f"GPU {number} has had {counted(_number(gpu.get('ecc')), 'uncorrectable memory error')}"
@@ -325,7 +333,8 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
         if _number(gpu.get("mig")):
             what = f"GPU {number} is divided (MIG)"
             why = "a rank can use only one slice, and NCCL can't connect two slices of a GPU"
-            yield _warning("devices", what, why, "turn MIG off (nvidia-smi -mig 0)")
+            do = f"unless the slices are intended, turn MIG off (nvidia-smi -i {number} -mig 0)"
+            yield _warning("devices", what, why, do)
     logged = ((number, pci) for pci, number in _pairs(facts.get("xids")) if number not in _PROGRAMS_XIDS)
     if xids := Counter(f"Xid {number} ({pci})" for number, pci in logged):
         what, why = f"the kernel log has {listed(list(xids))}", "a GPU or its link failed"
@@ -357,7 +366,8 @@ def _interfaces(facts: Mapping[str, Any], backend: str) -> Iterator[Finding]:
         names = value.split(",") if variable == "GLOO_SOCKET_IFNAME" else chosen_by_nccl(value, interfaces)
         if variable in interface_variables(backend) and not (names and {*names} <= {*interfaces}):
             what = f"no interface matches {variable}={value} (interfaces: {listed(interfaces)})"
-            yield _error("network", what, "ranks can't connect", "correct or remove the variable")
+            do = "correct or remove the variable (in env, or on the node)"
+            yield _error("network", what, "ranks can't connect", do)
     for port, state in _texts(facts.get("ib")):
         if "ACTIVE" not in state and backend == "nccl":
             what = f"InfiniBand port {port} is {state or 'in an unknown state'}"
@@ -367,7 +377,7 @@ def _interfaces(facts: Mapping[str, Any], backend: str) -> Iterator[Finding]:
 
 def _load(facts: Mapping[str, Any]) -> Iterator[Finding]:
     cpus, load = _number(facts.get("all_cpus")), facts.get("load")
-    busy = "see what else is running on the node"
+    busy = "check `top` there; stop other programs, or leave out the node"
     if cpus and isinstance(load, float) and load > 1.5 * cpus + 1:
         what = f"a load of {load:.0f} on {counted(cpus, 'CPU')}"
         yield _warning("load", what, "every rank waits for the slowest", busy)
@@ -401,7 +411,7 @@ _COMPARED = (
 )
 """Facts that should be the same on all nodes: the part, the key, and the name used in messages, of each."""
 _WEIGHTY: Mapping[str, tuple[str, str]] = {
-    "script": ("nodes would run different programs", "copy it to all nodes, or set sync: true"),
+    "script": ("nodes would run different programs", f"copy it to all nodes{SYNC}"),
     "torch": ("ranks may fail or disagree", "install the same version everywhere"),
     "CUDA": ("ranks may fail or disagree", "install the same torch build everywhere"),
     "NCCL": ("ranks may fail to connect", "install the same version everywhere"),
@@ -445,7 +455,7 @@ def _disagreements(
     nodes: Sequence[NodeReport], differs: Mapping[str, Mapping[str, str]], job: Expected | None
 ) -> Iterator[Finding]:
     """Yield findings about values that should match on all nodes. The most common value counts as usual."""
-    planned = {"GPUs"} if job and job.uneven else set()
+    planned = job.uneven if job else frozenset[str]()
     for name, values in differs.items():
         counts = Counter(values.values())
         usual = counts.most_common(1)[0][0]
@@ -453,7 +463,8 @@ def _disagreements(
         if name in _WEIGHTY.keys() - planned:
             part, title = _TITLES.get(name, ("software", name))
             what = f"{title} differs"
-            what += f": {values[odd[0]]} instead of {usual}" if odd and name != "script" else ""
+            one_odd = odd and len(counts) == 2 and name != "script"
+            what += f": {values[odd[0]]} instead of {usual}" if one_odd else ""
             yield _warning(part, what, *_WEIGHTY[name], odd or tuple(values))
         elif name == "MTU":
             what = f"the MTU toward the first node differs ({listed(sorted(counts))})"

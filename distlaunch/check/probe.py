@@ -4,7 +4,8 @@
 reason why they are missing. The probe doesn't import any of the job's code, and needs only the standard
 library of Python 3.8. The request (`asked`) has `workdir`, `script`, `module` and `master`, each None if it
 doesn't apply. It also has the parts to `skip`, and `code`: the digest of each file to compare, keyed by path.
-There may be thousands of files, so the request is compressed.
+There may be thousands of files, so the request is compressed. With `sync`, the workdir may not exist yet.
+With `setup`, the ranks use another environment.
 """
 
 from __future__ import annotations
@@ -53,13 +54,16 @@ def text_of(path: str) -> str:
 def place(asked: Facts) -> Facts:
     """Return the job's paths, and the disks they are on."""
     workdir = os.path.expanduser(asked["workdir"])
+    while asked["sync"] and not os.path.isdir(workdir):
+        workdir = os.path.dirname(workdir) or "/"
     facts: Facts = {"workdir": workdir, "exists": os.path.isdir(workdir), "disks": {}}
     if asked["script"]:
         path = os.path.join(workdir, os.path.expanduser(asked["script"]))
         facts["script"] = path
         try:
-            with open(path, "rb") as file:
-                facts["digest"] = hashlib.sha256(file.read()).hexdigest()
+            if not os.path.isdir(path):  # Python also runs directories
+                with open(path, "rb") as file:
+                    facts["digest"] = hashlib.sha256(file.read()).hexdigest()
         except OSError as error:
             facts["unreadable"] = error.strerror
     disks = {"workdir": workdir, "temporary": os.environ.get("TMPDIR", "/tmp"), "shm": "/dev/shm"}
@@ -166,7 +170,7 @@ def software(asked: Facts) -> Facts:
         found = importlib.util.find_spec(asked["module"].partition(".")[0])
         if found is None:
             facts["missing"] = [asked["module"]]
-    torch = importlib.util.find_spec("torch")
+    torch = None if asked["setup"] else importlib.util.find_spec("torch")
     if torch and torch.origin:
         directory = os.path.dirname(torch.origin)
         source = text_of(directory + "/version.py")

@@ -32,9 +32,9 @@ WHOLE = ("all-reduce", "send/recv")
 _ABOUT = {
     "node": ("with every other {noun}", "check its cable, switch port, MTU and firewall, or leave it out"),
     "pair": ("between them", "check the path between them: switches, MTU and firewall"),
-    "alone": ("among its own ranks", "check the GPUs, NVLink and PCIe"),
+    "alone": ("among its own ranks", "check the GPUs, NVLink and PCIe or, without GPUs, the CPU load"),
 }
-HANG = "collectives will hang"
+HANG = "collectives will hang or fail"
 SKIPPED = "links: all-reduce and send/recv of all, because not all links and ranks work"
 
 
@@ -200,7 +200,8 @@ def verdict(peers: Peers, rows: Sequence[Row], failures: Mapping[int, str]) -> R
     for row in whole:
         if not findings and not row.busbw:
             what = f"{row.test} across all {peers.noun}s fails, although all measured pairs work: {row.error}"
-            do = f"to find the cause, check half of the {peers.noun}s at a time"
+            option = "-H" if peers.noun == "node" else "-n"
+            do = f"to find the cause, repeat the check with fewer {peers.noun}s ({option})"
             findings = [Finding("error", "links", what, HANG, do)]
     table = tuple((" - ".join(peers.named(pair)), _speed(best[pair]), _speed(median)) for pair in slow)
     words = f"{counted(len(peers.labels), peers.noun)}, {counted(len(best), 'pair')}, median {_speed(median)}"

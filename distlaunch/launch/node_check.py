@@ -149,7 +149,9 @@ def _start(
     there = not spec.sync.tree  # otherwise, `run` copies the code
     request = {
         **request,
-        "workdir": program.workdir if there else "~",
+        "workdir": program.workdir if there else spec.sync.base,
+        "sync": not there,
+        "setup": spec.setup is not None,
         "script": word if there and program.kind == "script" and program.placed else None,
         "module": word if there and program.kind == "module" else None,
         "skip": spec.unchecked,

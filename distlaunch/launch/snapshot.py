@@ -24,7 +24,6 @@ from distlaunch.agent.tree import (
     Store,
     TreeError,
     digest_of,
-    is_as_listed,
     link_stays_inside,
     manifest_text,
     parents_of,
@@ -198,16 +197,19 @@ def check_out(directory: str, to: str) -> int:
 
     Raises `DistlaunchError`.
     """
+    commit = f"if plan.json in {directory} names a git commit, use it, with the changes in code.diff"
     with _explained(f"can't write the code into {to}"):
         try:
             with open(fd_of(directory, CODE), "rb") as file:
                 entries = read_manifest(file.read())
         except FileNotFoundError:
             raise UsageError(f"{directory} has no code: its job did not use sync") from None
-        store, commit = local_store(), f"plan.json in {directory} names the git commit, if any"
+        except TreeError as error:
+            raise DistlaunchError(f"{error}; {commit}") from None
+        store = local_store()
         files = [each for each in entries if each.kind != LINK]
         if gone := [each.path for each in files if not os.path.exists(store.path_of(each))]:
-            text = f"{DEFAULT_BASE} on this machine no longer has all of the code ({listed(gone)})"
+            text = f"{DEFAULT_BASE} on this machine doesn't have all of the code ({listed(gone)})"
             raise DistlaunchError(f"{text}; {commit}")
         import shutil  # slow to import, and few runs need it
 
@@ -220,7 +222,9 @@ def check_out(directory: str, to: str) -> int:
                 continue
             shutil.copyfile(store.path_of(entry), path)
             os.chmod(path, 0o755 if entry.kind == PROGRAM else 0o644)
-            if not is_as_listed(path, entry):
+            with open(path, "rb") as file:
+                unchanged = digest_of(file.read()) == entry.content
+            if not unchanged:
                 raise DistlaunchError(f"{DEFAULT_BASE} was changed, so {path} is wrong; {commit}")
     return len(entries)
 
@@ -270,8 +274,8 @@ def _too_large(
     largest = sorted(found, key=lambda each: -each[2].st_size)[:LARGEST]
     names = ", ".join(f"{path} ({size_words(status.st_size)})" for path, _, status in largest)
     text = f"the code in {root} has {size_words(size)}, more than {size_words(spec.sync.limit)} (sync.limit)"
-    advice = f"its largest files are {names}; leave out data with sync.exclude or {IGNORE_FILE}"
-    return spec.error("sync", f"{text}; {advice}")
+    advice = f"leave out data with sync.exclude or {IGNORE_FILE}, or raise sync.limit"
+    return spec.error("sync", f"{text}; its largest files are {names}; {advice}")
 
 
 def _wanted(spec: JobSpec, root: str, listed: Iterable[str]) -> Iterator[str]:
@@ -333,14 +337,21 @@ def _check_program(spec: JobSpec, root: str, paths: set[str]) -> None:
     for node in (None, *spec.pool):
         program = spec.program_of(node) if node else spec.program
         path = path_in(program.workdir, program.words[0])
-        if program.placed and path.startswith(f"{root}/") and os.path.relpath(path, root) not in paths:
-            raise _missing(spec, program.kind, root, path)
+        # Its directory may be behind a symlink.
+        real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        if program.placed and path.startswith(f"{root}/") and os.path.relpath(real, root) not in paths:
+            raise _missing(spec, program.kind, root, real)
 
 
 def _missing(spec: JobSpec, key: str, root: str, path: str) -> JobError:
     """Return the error about the value of `key`: the file at `path` is not part of the code in `root`."""
+    path = os.path.expanduser(path)
     if not os.path.exists(path):
         return spec.error(key, f"{path} does not exist")
+    if os.path.isdir(path):
+        return spec.error(key, f"{path} is a directory; write the path of a file")
+    if not path.startswith(f"{root}/"):
+        return spec.error(key, f"{path} is outside the code in {root}; move it there")
     return spec.error(key, f"{os.path.relpath(path, root)} is not part of the code in {root}; {_INCLUDE}")
 
 
@@ -355,7 +366,8 @@ def _entry(store: Store, path: str, source: str, found: os.stat_result) -> Entry
     if stat.S_ISLNK(found.st_mode):
         target = os.readlink(source)
         if not link_stays_inside(path, target):
-            raise DistlaunchError(f"{source} is a symlink to {target}, outside the code; {_EXCLUDE}")
+            what = f"{source} is a symlink to {target}, which is not a relative path inside the code"
+            raise DistlaunchError(f"{what}; correct it, or {_EXCLUDE}")
         return Entry(path, LINK, 0, target)
     is_program = bool(found.st_mode & stat.S_IXUSR)
     for _ in range(TRIES):
@@ -365,7 +377,7 @@ def _entry(store: Store, path: str, source: str, found: os.stat_result) -> Entry
         if _version(before) == _version(found) and len(data) == found.st_size:
             return Entry(path, PROGRAM if is_program else FILE, len(data), store.put(data, is_program))
         time.sleep(0.05)
-    raise DistlaunchError(f"{source} keeps changing while it is being read; {_EXCLUDE}")
+    raise DistlaunchError(f"{source} keeps changing while it is being read; try again, or {_EXCLUDE}")
 
 
 def _version(status: os.stat_result) -> tuple[int, ...]:

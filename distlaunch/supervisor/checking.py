@@ -43,7 +43,7 @@ def own_needs(spec: JobSpec, index: int) -> Needs:
     word, tmpdir = program.words[0], program.env.get("TMPDIR", EnvValue(""))
     is_file = (program.placed or program.kind == "script") and not word.startswith("-")
     if spec.tree:  # the workdir and the program are verified with the tree, which may not have arrived yet
-        program, is_file = program._replace(workdir="~"), False
+        program, is_file = program._replace(workdir="/"), False
     return Needs(
         workdir=program.workdir,
         program=path_in(program.workdir, word) if is_file else "",
@@ -70,6 +70,11 @@ def expected(plan: LaunchPlan) -> "Expected":
     """Return the facts that a plan expects of its nodes."""
     from distlaunch.check.findings import Expected
 
+    nodes = plan.spec.nodes
+    uneven = {
+        "GPUs": len({node.gpus for node in nodes}) > 1,
+        "script": len({node.script for node in nodes}) > 1,
+    }
     return Expected(
         backend=plan.backend,
         master_addr=plan.master_addr,
@@ -77,7 +82,8 @@ def expected(plan: LaunchPlan) -> "Expected":
         one_machine=plan.one_machine,
         gpus={part.label: part.gpus for part in plan.nodes},
         procs={part.label: part.procs for part in plan.nodes},
-        uneven=len({node.gpus for node in plan.spec.nodes}) > 1,
+        uneven=frozenset(filter(uneven.get, uneven)),
+        can_sync=bool(plan.spec.places) and not plan.spec.mpirun.argv,
     )
 
 

@@ -102,11 +102,15 @@ def differing(state: State, now: float) -> Cause | None:
         if odd := next((each for each in others if each[1] != first[1]), None):
             label, value = state.label(odd[0]), odd[1]
             text = f"{name} is {value} on {label}, but {first[1]} on {state.label(first[0])}"
-            do = "set python" if name == "python" else "pin the exact versions of torch and its dependencies"
+            do = "pin the exact versions of torch and its dependencies"
+            if name == "python":
+                do = "set python to the same version on all nodes"
             if name in ("nccl", "libnccl"):
                 do = f"check LD_LIBRARY_PATH on {label}, and pin torch and its dependencies"
-            elif "none" in (value, first[1]):
-                do = f"try `import {name}` there, with the Python of the environment"
+            elif name == "torch" and "none" in (value, first[1]):
+                lacking = odd[0] if value == "none" else first[0]
+                command = f"{codes[lacking].environment}/bin/python -c 'import torch'"
+                do = f"run `{command}` on {state.label(lacking)} to see why"
             return Cause(f"the environments differ: {text}; {do}", Exit.FAILED, now, node=odd[0])
     return None
 
@@ -118,7 +122,8 @@ def on_tree_refused(event: messages.TreeRefused, state: State, now: float) -> St
         return state, ()
     what = "build the environment on" if event.placed else "copy the code to"
     text = f"can't {what} {state.label(event.node)}: {event.error}"
-    text += f"; all output is in setup-{state.label(event.node)}.log" if event.placed else ""
+    label = state.label(event.node).replace("/", "-")
+    text += f"; all output is in setup-{label}.log in the run directory" if event.placed else ""
     status = Exit.TIMEOUT if event.late else Exit.FAILED
     cause = Cause(text, status, now, node=event.node, kind="node_lost")
     if not state.attempt:
@@ -129,7 +134,7 @@ def on_tree_refused(event: messages.TreeRefused, state: State, now: float) -> St
 
 def on_tree_kept(event: messages.TreeKept, state: State, now: float) -> Step:
     """Report where to find files that the ranks have written into the tree."""
-    text = f"{state.label(event.node)}: the ranks left files in {event.path}"
+    text = f"{state.label(event.node)}: the job left files in {event.path}"
     if not state.spec.collect.paths:
         text += "; set `collect` to bring files back, or write to an absolute path"
     return state, (ShowMessage("info", text),)

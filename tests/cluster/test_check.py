@@ -345,7 +345,7 @@ def ran(site: Site, nodes: list[Node], *options: str) -> tuple[int, list[str], l
 @pytest.mark.parametrize(
     ("fault", "status", "words"),
     [
-        ({"workdir": "/missing"}, 127, "place: host2: the workdir /missing does not exist · no rank"),
+        ({"workdir": "/missing"}, 127, "place: host2: the workdir /missing does not exist or"),
         ({"script": "other.py"}, 127, "place: host2: can't read the script "),
     ],
 )

@@ -222,7 +222,7 @@ def test_of_nodes_with_a_shared_home_one_receives_the_code_and_a_changed_tree_is
         assert run.wait() == 1
     told = f"can't copy the code to {[*desk.homes][1]}: {tree / CODE} was changed during the run"
     assert told in run.stderr
-    assert f"the ranks left files in {tree}" in run.stderr
+    assert f"the job left files in {tree}" in run.stderr
     assert [path.relative_to(tree) for path in tree.rglob("*") if path.is_file()] == [Path(CODE)]
 
 

@@ -226,7 +226,7 @@ def _not_ours(job: Path) -> None:
 
 
 LARGEST = "its largest files are model.bin (300 MiB), 8.bin (8 KiB), "
-OUTSIDE = "{job}/data is a symlink to ../data, outside the code; leave it out with sync.exclude or"
+OUTSIDE = "{job}/data is a symlink to ../data, which is not a relative path inside the code; correct it, or"
 PATTERN = "sync: a pattern in .distlaunchignore, sync.include or"
 WRONG: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "size": (_too_large, {}, f"more than 256 MiB (sync.limit); {LARGEST}"),
@@ -274,7 +274,7 @@ def test_a_file_that_grows_is_brought_as_it_was_at_some_moment_or_is_an_error(jo
             found = taken(job)["log"] if (job / "log").exists() else None
             assert found is None or digest_of(lines[: found.size]) == found.content
         except DistlaunchError as error:
-            words = "keeps changing while it is being read; leave it out with sync.exclude"
+            words = "keeps changing while it is being read; try again, or leave it out with sync.exclude"
             assert str(error).startswith(f"{job}/log {words}")
         finally:
             stop.set()

@@ -73,7 +73,7 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     (disk(files=3), "warning place: the disk with /data has room for only 3 files (inodes)"),
     (disk("shm", path="/dev/shm", size=64 << 20), "warning place: /dev/shm has only 64 MiB"),
     ({"place.unrecorded": "can't create a directory"}, "error place: can't create a directory"),
-    ({"place.exists": False}, "error place: the workdir /data does not exist"),
+    ({"place.exists": False}, "error place: the workdir /data does not exist or can't be accessed"),
     ({"limits.nofile": 64}, "warning limits: only 64 open files are allowed"),
     (
         {"limits.memlock": 65536, "network.ib": {"mlx5_0:1": "ACTIVE"}},
@@ -140,6 +140,19 @@ def test_gpus_may_differ_as_the_job_says() -> None:
     assert verdict(one, nodes="[a, {host: b, gpus: 1}, c]").findings == ()
     what = "the number or model of GPUs differs: 1 x H100 instead of 2 x H100"
     assert what in [each.what for each in verdict(one).findings]
+
+
+def test_scripts_may_differ_as_the_job_says() -> None:
+    other = {"place.digest": "cd"}
+    assert [each.do for each in verdict(other).findings] == ["copy it to all nodes, or set sync: true"]
+    assert verdict(other, nodes="[a, {host: b, script: y.py}, c]").findings == ()
+
+
+def test_does_not_advise_sync_if_mpirun_starts_the_ranks() -> None:
+    plan = make_plan(spec_of("command: [x]\nlauncher: mpirun\n"), {0: Facts("/usr/bin/python3", 0)})
+    reports = [NodeReport("node0", facts=with_facts({"place.exists": False}))]
+    (finding,) = report(expected(plan), reports, ()).findings
+    assert finding.do == "set workdir or copy it to the node"
 
 
 def test_what_could_not_be_checked_is_not_called_fine() -> None:

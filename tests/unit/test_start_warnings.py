@@ -71,7 +71,7 @@ def test_a_setting_counts_for_its_backend_and_its_nodes() -> None:
 # GPUs
 
 
-UNSEEN = "the job file requests 2 GPUs, but none is visible on the node"
+UNSEEN = "the job needs 2 GPUs, but none is visible on the node"
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def prepared(place: Any, keys: str = "", **parts: Any) -> History:
     [
         (NO_SCRIPT, 127, LOST),
         ({**NO_SCRIPT, "errno": 13}, 126, LOST),
-        ({**PLACE, "exists": False}, 127, "place: b: the workdir /w does not exist"),
+        ({**PLACE, "exists": False}, 127, "place: b: the workdir /w does not exist or can't be accessed"),
         ({**PLACE, "unrecorded": "no room"}, 126, "place: b: no room"),
     ],
 )
