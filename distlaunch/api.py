@@ -23,6 +23,7 @@ import sys
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
@@ -449,13 +450,14 @@ def _packed_call(function: Callable[..., Any] | str, args: Any, kwargs: Any) -> 
         if not colon:
             raise UsageError(f'{function!r}: specify the function as "package.module:name"')
         target: tuple[str | None, Any] = module, name
-    elif function.__module__ != "__main__" and "<" not in function.__qualname__:
+    elif _is_importable(function):
         target = function.__module__, function.__qualname__
     else:
         try:
             import cloudpickle
         except ImportError:
-            text = f"the ranks can't import {function.__qualname__}: define it at the top level of a module"
+            name = getattr(function, "__qualname__", str(function))
+            text = f"the ranks can't import {name}: define it at the top level of a module"
             hint = "that you import, or pip install 'distlaunch[call]' here and on the nodes"
             raise UsageError(f"{text} {hint}") from None
         target = None, cloudpickle.dumps(function)
@@ -465,6 +467,12 @@ def _packed_call(function: Callable[..., Any] | str, args: Any, kwargs: Any) -> 
         text = f"the function and its data are too large: {len(packed)} bytes (at most {MAX_CALL})"
         raise UsageError(f"{text}; pass the path of a file with the data")
     return [packed[at : at + MAX_WORD] for at in range(0, len(packed), MAX_WORD)]
+
+
+def _is_importable(function: Callable[..., Any]) -> bool:
+    """Return whether ranks can import a function by name, unlike a bound method or a `functools.partial`."""
+    plain = isinstance(function, FunctionType | type) and function.__module__ != "__main__"
+    return plain and "<" not in function.__qualname__
 
 
 class _Lines(Observer):

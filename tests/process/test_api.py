@@ -1,6 +1,7 @@
 """The Python API: two jobs at once, their logs and results, and nothing that is left or changed."""
 
 import asyncio
+import functools
 import inspect
 import itertools
 import os
@@ -151,6 +152,7 @@ def test_calls_a_function_by_name_or_by_value(directory: Path) -> None:
         return os.environ["RANK"], x
 
     assert dl.call(local, 7, nodes=2, gpus_per_node=0) == [("0", 7), ("1", 7)]
+    assert dl.call(functools.partial(local, 7), gpus_per_node=0) == [("0", 7)]
     (directory / "leaves.py").write_text("import os\ndef main(): os.environ['RANK'] == '0' and os._exit(0)\n")
     with pytest.raises(dl.RankError, match=r"rank 0 exited without a result$"):
         dl.call("leaves:main", procs=2, gpus_per_node=0)
