@@ -417,9 +417,10 @@ def list_runs() -> list[Run]:
 def call(function: Callable[..., Any] | str, *args: Any, procs: int = 1, **more: Any) -> list[Any]:
     """Call a function on every rank, and return the results in rank order. Ctrl-C stops the job.
 
-    `function` is "package.module:name", or a function. Lambdas, nested functions and those of `__main__` need
-    cloudpickle. `procs` is the number of ranks per node. Job file keys in `more`, such as `nodes`, apply to
-    the job. All other arguments are passed to the function. Raises `RankError` if a rank did.
+    `function` is "package.module:name", or a function. Lambdas, methods, nested functions and those of
+    `__main__` need cloudpickle. `procs` is the number of ranks per node. Job file keys in `more`, such as
+    `nodes`, apply to the job. All other arguments are passed to the function. Raises `RankError` if a rank
+    did.
     """
     keys = {name: value for name, value in more.items() if name.partition(".")[0] in JOB.fields}
     packed = _packed_call(function, args, {name: value for name, value in more.items() if name not in keys})
