@@ -701,7 +701,8 @@ class Placement:
         """Request these contents, or the manifest if there are no indices. Raises `TreeError`."""
         self._requests += 1
         if self._requests > messages.MAX_LACKS:
-            raise TreeError("files in %s keep changing; set sync.to to another disk" % self._command.base)
+            what = "files in %s keep changing, or their file system doesn't keep modes" % self._command.base
+            raise TreeError(what + "; set sync.to to another disk")
         # The manifest is also content of the store. Its size is not known.
         manifest = Entry("", FILE, -1, self._command.tree)
         self._awaited = deque([self._entries[index] for index in indices] or [manifest])

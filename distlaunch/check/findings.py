@@ -54,6 +54,7 @@ class Expected(Frozen):
     """The facts that a job expects: the GPUs and workers of each node, by name, in the order of ranks.
 
     `master_addr` is not used if the job runs on one machine. `master_key` is the key that sets it.
+    `joins` is true if the ranks certainly connect to it.
     `uneven` contains the facts, by name, that the job file sets for each node. `can_sync` is true if the job
     can set `sync`.
     """
@@ -61,6 +62,7 @@ class Expected(Frozen):
     backend: str
     master_addr: str
     master_key: str
+    joins: bool
     one_machine: bool
     gpus: Mapping[str, int | None]
     procs: Mapping[str, int]
@@ -307,9 +309,10 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
     gpus = _gpus(node)
     wanted = (job.gpus.get(node.label) or 0) if job and facts else 0
     if wanted and not facts.get("counted"):
-        what = f"the job needs {counted(wanted, 'GPU')}, but none is visible on the node"
+        what = f"the job needs {counted(wanted, 'GPU')}, but no NVIDIA or AMD GPU is visible on the node"
         do = "check the driver, CUDA_VISIBLE_DEVICES, and the GPUs of the allocation or container"
-        yield _warning("devices", what, do=f"{do}; if the node has none, lower gpus_per_node")
+        none = "if the node has none, leave it out, or lower gpus_per_node (or its own gpus)"
+        yield _warning("devices", what, do=f"{do}; {none}")
     elif len(gpus) < wanted:
         what = f"{counted(len(gpus), 'GPU')} instead of {wanted}"
         yield _error(
@@ -351,12 +354,13 @@ def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -
         yield _warning("network", what, why, "map it to the node's address in /etc/hosts")
     if node.label != next(iter(job.gpus)):
         master, do = _items(facts.get("master")), f"set {job.master_key} to an IP address of the first node"
+        finding = _error if job.joins else _warning  # others may ignore MASTER_ADDR
         if not master:
             what = f"can't resolve MASTER_ADDR {job.master_addr}"
-            yield _error("network", what, "ranks can't join", do)
+            yield finding("network", what, "ranks can't join", do)
         elif any(map(is_loopback, master)):
             what = f"MASTER_ADDR {job.master_addr} resolves to {master[0]}"
-            yield _error("network", what, "ranks can't join", f"correct /etc/hosts there, or {do}")
+            yield finding("network", what, "ranks can't join", f"correct /etc/hosts there, or {do}")
     yield from _interfaces(facts, job.backend)
 
 

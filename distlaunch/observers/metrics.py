@@ -90,7 +90,8 @@ class Metrics(Observer):
             with contextlib.suppress(OSError):
                 os.unlink(fresh)
             if not self._failed:
-                self.remark(f"metrics.file: can't write {self._path}: {reason(error)}; trying again")
+                what = f"can't replace {self._path}: {reason(error)}"
+                self.remark(f"metrics.file: {what}; its directory must exist and be writable; trying again")
             self._failed = True
 
     def ended(self, summary: Summary) -> None:

@@ -79,6 +79,7 @@ def expected(plan: LaunchPlan) -> "Expected":
         backend=plan.backend,
         master_addr=plan.master_addr,
         master_key=plan.spec.address_path(plan.nodes[0].node),
+        joins=plan.join_s is not None,
         one_machine=plan.one_machine,
         gpus={part.label: part.gpus for part in plan.nodes},
         procs={part.label: part.procs for part in plan.nodes},

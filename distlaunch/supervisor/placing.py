@@ -109,8 +109,9 @@ def differing(state: State, now: float) -> Cause | None:
                 do = f"check LD_LIBRARY_PATH on {label}, and pin torch and its dependencies"
             elif name == "torch" and "none" in (value, first[1]):
                 lacking = odd[0] if value == "none" else first[0]
-                command = f"{codes[lacking].environment}/bin/python -c 'import torch'"
-                do = f"run `{command}` on {state.label(lacking)} to see why"
+                place, where = codes[lacking].environment, state.label(lacking)
+                do = f"run `{place}/bin/python -c 'import torch'` on {where} to see why, correct that, "
+                do += f"and delete {place} there, so that it is built again"
             return Cause(f"the environments differ: {text}; {do}", Exit.FAILED, now, node=odd[0])
     return None
 

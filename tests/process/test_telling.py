@@ -153,7 +153,7 @@ def test_says_once_that_metrics_cannot_be_written(file: str, said: str, tmp_path
     """For root also /dev/null could be replaced."""
     os.mkfifo(tmp_path / "pipe")
     done = run_one(tmp_path, "print('here')", f"metrics: {{file: {file}}}\n", status=0)
-    assert done.stderr.count(f"metrics.file: can't write {tmp_path}/{file}: {said}") == 1
+    assert done.stderr.count(f"metrics.file: can't replace {tmp_path}/{file}: {said}") == 1
     assert (tmp_path / "pipe").is_fifo()
 
 

@@ -71,7 +71,7 @@ def test_a_setting_counts_for_its_backend_and_its_nodes() -> None:
 # GPUs
 
 
-UNSEEN = "the job needs 2 GPUs, but none is visible on the node"
+UNSEEN = "the job needs 2 GPUs, but no NVIDIA or AMD GPU is visible on the node"
 
 
 @pytest.mark.parametrize(

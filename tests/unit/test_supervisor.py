@@ -300,7 +300,11 @@ def test_ranks_start_once_every_node_has_the_code() -> None:
     [
         ({"python": "3.12.1"}, "; set python to the same version on all nodes"),
         ({"cuda": "none"}, "; pin the exact versions of torch and its dependencies"),
-        ({"torch": "none", "cuda": "none"}, "; run `/envs/1/bin/python -c 'import torch'` on b to see why"),
+        (
+            {"torch": "none", "cuda": "none"},
+            "; run `/envs/1/bin/python -c 'import torch'` on b to see why, correct that, and delete /envs/1 "
+            "there, so that it is built again",
+        ),
     ],
 )
 def test_says_what_to_do_if_environments_differ(versions: dict[str, str], words: str) -> None:
