@@ -292,7 +292,8 @@ def _software(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) 
     if len({*paths.values()}) > 1:
         places = [f"{version} in {path}" for path, version in paths.items()]
         what = f"several NCCL libraries: {listed(places)}"
-        do = "remove the others from LD_LIBRARY_PATH; torch from PyPI needs the one in nvidia/nccl/lib"
+        do = "unless LD_LIBRARY_PATH is meant to replace torch's own (nvidia/nccl/lib), as with a cloud's "
+        do += "network plug-in, remove the others from it"
         yield _warning("software", what, "torch may load the wrong one", do)
 
 
@@ -354,13 +355,14 @@ def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -
         yield _warning("network", what, why, "map it to the node's address in /etc/hosts")
     if node.label != next(iter(job.gpus)):
         master, do = _items(facts.get("master")), f"set {job.master_key} to an IP address of the first node"
-        finding = _error if job.joins else _warning  # others may ignore MASTER_ADDR
+        level: Level = "error" if job.joins else "warning"  # others may ignore MASTER_ADDR
         if not master:
             what = f"can't resolve MASTER_ADDR {job.master_addr}"
-            yield finding("network", what, "ranks can't join", do)
+            yield _error("network", what, "ranks can't join", do)._replace(level=level)
         elif any(map(is_loopback, master)):
             what = f"MASTER_ADDR {job.master_addr} resolves to {master[0]}"
-            yield finding("network", what, "ranks can't join", f"correct /etc/hosts there, or {do}")
+            do = f"correct /etc/hosts there, or {do}"
+            yield _error("network", what, "ranks can't join", do)._replace(level=level)
     yield from _interfaces(facts, job.backend)
 
 
@@ -483,8 +485,9 @@ def _disagreements(
     for address, labels in addresses.items():
         if len(labels) > 1 and not is_loopback(address):
             what = f"have the same address, {address}"
-            why, do = "packets may reach the wrong node", "change the address of all but one"
-            yield _error("network", what, why, do, tuple(labels))
+            do = "if they are containers or VMs behind NAT, give them the host's network; otherwise, change "
+            do += "the address of all but one"
+            yield _error("network", what, "packets may reach the wrong node", do, tuple(labels))
 
 
 def _summaries(nodes: Sequence[NodeReport]) -> Iterator[tuple[str, str]]:

@@ -234,7 +234,10 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
     numbered = not isinstance(given, tuple) and not reading.around.hostfile
     nameless = numbered and not (allocation or submitted)
     if launcher in launchers() and load(launcher).needs_names and nameless:
-        yield "launcher", f"{launcher} needs host names: list the hosts in nodes"
+        hint = "list the hosts in nodes"
+        if spec.sections:  # of a scheduler, which assigns them
+            hint = f"a scheduler assigns them to a submitted job (`distlaunch submit`); otherwise, {hint}"
+        yield "launcher", f"{launcher} needs host names: {hint}"
     if launcher == "kubernetes" and not submitted and not numbered:
         key = "nodes" if "nodes" in reading.checked else "hostfile"
         hint = 'to list pods, write launcher: {command: [kubectl, exec, -i, "{host}", --]}'

@@ -105,6 +105,7 @@ MISTAKES = {
     "rendezvous: nothing": '2:13: rendezvous: expected "static", "c10d", "etcd-v2" or "none"…',
     "nodes: [a]\nstdin: rank 0": "3:8: stdin: rank 0 must run on this machine, without ssh, …",
     "nodes: 2\nlauncher: ssh": "3:11: launcher: ssh needs host names: list the hosts in nodes",
+    "nodes: 2\nlauncher: ssh\nslurm: {}": "3:11: launcher: ssh needs host names: a scheduler assigns …",
     "nodes: [a]\nhostfile: hosts": "3:11: hostfile: set nodes or hostfile, not both",
     "nodes: [a, b]\nspares: [b]": "3:10: spares[0]: b is in both nodes and spares; …",
     "nodes: [a]\nspares: [c, c]": "3:13: spares[1]: c is listed twice; remove one of them",
