@@ -112,7 +112,7 @@ def _refusal(path: str) -> str:
 
 
 def _disk(path: str) -> Message:
-    """Return facts about the disk of a directory. `files` is its number of free inodes; 0 = unknown."""
+    """Return facts about the disk that holds a directory. `files` is its free inodes; 0 = unknown."""
     try:
         disk = os.statvfs(path)
     except OSError:

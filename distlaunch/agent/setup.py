@@ -140,16 +140,19 @@ class Environment:
         """Build the environment in a new directory, unless another run has built it in the meantime."""
         os.chdir(os.path.expanduser(self._setup.workdir))
         with open(self.path + ".lock", "w") as lock:
+            locked = True
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                print("waiting for another run that builds the same environment", flush=True)
+                print("waiting for another node or run that is building the same environment", flush=True)
                 fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError:
+                locked = False  # the file system has no locks, so the first that is complete counts
             if self.complete:
                 return
             # Builders that were killed on this host left these. Hosts may share the directory, and many file
             # systems don't show locks of other hosts.
-            for left in glob.glob(glob.escape(self._halves) + "*[0-9a-f]"):
+            for left in glob.glob(glob.escape(self._halves) + "*[0-9a-f]") if locked else ():
                 shutil.rmtree(left, ignore_errors=True)
             try:
                 self._fill(self._new)
@@ -204,9 +207,10 @@ class Environment:
 
     def _publish(self, new: str) -> None:
         """Record the versions in the environment `new`. Then link `path` to it, which completes it."""
-        done = subprocess.run(
-            [os.path.join(new, "bin", "python"), "-c", _VERSIONS], stdout=subprocess.PIPE, check=True
-        )
+        argv = [os.path.join(new, "bin", "python"), "-c", _VERSIONS]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, check=False)
+        if done.returncode:
+            raise subprocess.CalledProcessError(done.returncode, ["`import torch` in the new environment"])
         with open(os.path.join(new, FACTS), "wb") as file:
             file.write(done.stdout)
         link = new + ".link"

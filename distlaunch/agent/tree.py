@@ -187,7 +187,7 @@ class Store:
                 advice = "; on a node, set sync.to to a directory of your own; elsewhere, set HOME"
                 raise TreeError("%s belongs to another user" % path + advice)
             if found.st_mode & 0o022:
-                advice = "; if only you use it, run `chmod go-w` on it, or set sync.to to another directory"
+                advice = "; run `chmod go-w` on it if only you use it, or set sync.to to another directory"
                 raise TreeError("%s can be written to by others" % path + advice)
         # The run held, and the descriptors of its locked manifest and of its mark
         self._run, self._note, self._mark = "", -1, -1

@@ -254,7 +254,7 @@ def _disks(facts: Mapping[str, Any]) -> Iterator[Finding]:
             yield _warning("place", what, "writing to it may fail", "free up some space")
         elif disk.get("files") and files < LOW_FILES:
             what = f"the disk with {path} has room for only {counted(files, 'file')} (inodes)"
-            yield _warning("place", what, "creating files may fail", "delete some files")
+            yield _warning("place", what, "creating files may fail", "delete some files there")
 
 
 def _limits(facts: Mapping[str, Any], network: Mapping[str, Any]) -> Iterator[Finding]:
@@ -309,6 +309,7 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
     facts = node.part("devices")
     gpus = _gpus(node)
     wanted = (job.gpus.get(node.label) or 0) if job and facts else 0
+    procs = job.procs.get(node.label, 0) if job else len(gpus)
     if wanted and not facts.get("counted"):
         what = f"the job needs {counted(wanted, 'GPU')}, but no NVIDIA or AMD GPU is visible on the node"
         do = "check the driver, CUDA_VISIBLE_DEVICES, and the GPUs of the allocation or container"
@@ -321,12 +322,12 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
         )
     for number, gpu in enumerate(gpus):
         total, used = _number(gpu.get("memory")), _number(gpu.get("used"))
-        if total and used > total * USED_GPU:
+        if total and used > total * USED_GPU and number < procs:
             users = listed([f"{name} (pid {pid})" for pid, name in _pairs(gpu.get("users"))])
             by = f", by {users}" if users else ""
             what = f"GPU {number} already has {size_words(used)} of {size_words(total)} in use{by}"
-            do = "stop the program that uses it, unless CUDA_VISIBLE_DEVICES leaves out this GPU"
-            yield _warning("devices", what, "ranks may run out of memory", do)
+            do = "stop that program, or set CUDA_VISIBLE_DEVICES to other GPUs"
+            yield _warning("devices", what, "a rank that uses it may run out of memory", do)
         if _number(gpu.get("ecc")):
             what = f"GPU {number} has had {counted(_number(gpu.get('ecc')), 'uncorrectable memory error')}"
             yield _warning("devices", what, "it may compute wrong results", "reset or replace it")

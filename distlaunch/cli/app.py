@@ -234,7 +234,7 @@ def check_port(
     ssh_config: SshConfig = None,
     as_json: Json = False,
 ) -> None:
-    """Test whether a port is free, and whether all nodes can reach it and each other. Exits with 1 if not."""
+    """Test that a port is free, and that all nodes can reach it and each other. Exits with 1 otherwise."""
     from distlaunch.cli.port_targets import reports_on
 
     reports = reports_on(targets, overrides or (), ssh_config)

@@ -133,7 +133,7 @@ def task_of(environ: Mapping[str, str]) -> Task:
 
 
 def _hosts(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the hosts at which rank 0 may be reached: the user's choice, or those known to the task."""
+    """Return the hosts at which rank 0 might be reachable: the user's choice, or those known to the task."""
     if given := environ.get("MASTER_ADDR"):
         return (given,)
     if task.on_one_node:

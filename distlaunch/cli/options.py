@@ -63,7 +63,7 @@ _ARGS = "Arguments for the script, added to those in the job file."
 Args = Annotated[list[str] | None, Argument(metavar="[-- ARGS…]", help=_ARGS, callback=_check_dashes)]
 _SET = (
     "Override a key of the job file, e.g. --set timeouts.job=1h; null removes the key. "
-    "--set env.NAME=null passes on NAME from your shell if the file doesn't set it."
+    "--set env.NAME=null passes your shell's NAME through if the file doesn't set it."
 )
 Set = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help=_SET)]
 Json = Annotated[bool, Option("--json", help="Print the result as JSON.")]

@@ -113,13 +113,18 @@ def ssh_to(host: str, config: str | None, port: int | None = None, words: Sequen
 def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = print_raw, name: str = "") -> int:
     """Run the command remotely; return its exit status. Its stdout goes to `show`, by default local stdout.
 
-    With the `name` of a run, Ctrl-C prints that the run is not stopped. Raises `DistlaunchError`.
+    With the `name` of a run, Ctrl-C and a lost connection print that the run is not stopped. Raises
+    `DistlaunchError`.
     """
     # A shell that reads one line from stdin, so that the login shell's quoting doesn't matter.
     argv = ssh.argv_for("exec /bin/sh -c 'read -r line; eval \"$line\"'")
+    began = False
+    # Otherwise, the list of runs contains the configuration.
+    config = ("--ssh-config", ssh.options.config) if ":" in name and ssh.options.config else ()
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
         try:
             output = _hand_over(process, ssh.host, request)
+            began = bool(output)
             while output:
                 show(output)
                 output = _read(process)
@@ -128,11 +133,13 @@ def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = prin
         except BaseException as error:
             process.kill()
             if name and isinstance(error, KeyboardInterrupt):
-                # Otherwise, the list of runs contains the configuration.
-                config = ("--ssh-config", ssh.options.config) if ":" in name and ssh.options.config else ()
                 stop = shlex.join(["distlaunch", "stop", *config, name])
                 say(f"detached from {name} without stopping it; `{stop}` stops it")
             raise
+    if name and began and process.returncode == 255:
+        attach = shlex.join(["distlaunch", "attach", *config, name])
+        say(f"the SSH connection to {ssh.host} was lost, which doesn't stop {name}; to continue: {attach}")
+        return Exit.UNREACHABLE
     return _status(ssh, process.returncode)
 
 

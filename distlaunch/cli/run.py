@@ -104,7 +104,7 @@ def _run(options: RunOptions, early: Link | None) -> int:
     refuse_copy(os.environ)
     spec = load_job(options.job, options.overrides, options.args, options.typed)
     if spec.stdin != "none" and (options.view or options.on or (options.detach and os.isatty(0))):
-        what = "`stdin: rank 0` can't be combined with --view, --on or, on a terminal, --detach"
+        what = "`stdin: rank 0` can't be combined with --view or --on, or on a terminal with --detach"
         raise UsageError(f"{what}; if the job needs no input, add --set stdin=none")
     if options.on is not None:
         if spec.sync.tree:

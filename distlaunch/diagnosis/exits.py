@@ -1,6 +1,6 @@
 """The interpretation of an exit: facts from the kernel and the status, the origin of the error, and advice.
 
-Patterns are compiled on use, because most ranks don't fail.
+Patterns are compiled on first use, because most ranks don't fail.
 """
 
 import re
@@ -87,6 +87,8 @@ _TRANSIENT = (
 """Errors of networks, storage and devices, which might not recur in the next attempt."""
 _AFTERWARDS = rf"terminate called without an active exception|\[?[WEIF]\d{{4}} |{_CHAINED[4:]}"
 """Lines after a traceback that don't show a separate reason: from C++ code, from logs, or in a chain."""
+_MORE = r"\s|CUDA kernel errors|For debugging consider|Compile with `|Search for `|frame #"
+"""Further lines of a message: indented, or from torch's C++ code."""
 _IN_TORCH_DISTRIBUTED = r"/torch/distributed/(?!elastic/|launcher/|run\.py)"
 _COLLECTIVES = (
     r"gloo/|[Gg]loo connect|c10d|TCPStore|Dist(?:Network|Store|Backend)Error|ProcessGroup|nccl|NCCL"
@@ -126,6 +128,8 @@ class Raised(Frozen):
 class Words(Frozen):
     """The evidence in a rank's last output: whether there is a `traceback`, and whether a peer was gone.
 
+    In the output of a rank that was stopped, only a traceback at the end counts, since it may have handled
+    earlier ones.
     `timed_out` is set if no connection was lost but waiting for the peer timed out. `on_gpu` is set if
     torch's watchdog for nccl reported the error. `stack` contains the frames in which the rank was waiting.
     `raised` is the exception, or None if there is none or it may be temporary.
@@ -150,9 +154,11 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
     error = watchdog[0] if watchdog else _of_a_collective(text)
     lost, timed_out = re.search(_LOST, error) is not None, re.search(_WAITED, error) is not None
     stack = _watchdog_frames(output) if watchdog else python_frames(text)[::-1] if timed_out else ()
-    found, peer_gone = TRACEBACK in output or bool(recorded), lost or timed_out
     last = _final_exception(recorded or output)
-    return Words(found, peer_gone, timed_out and not lost, stack, _raised_in(last), watchdog is not None)
+    raised, at_end = _raised_in(last)
+    found = at_end if -status in (signal.SIGTERM, signal.SIGKILL) else TRACEBACK in output
+    on_gpu, peer_gone = watchdog is not None, lost or timed_out
+    return Words(found or bool(recorded), peer_gone, timed_out and not lost, stack, raised, on_gpu)
 
 
 def record_text(record: Any) -> str:
@@ -161,18 +167,22 @@ def record_text(record: Any) -> str:
     return text if isinstance(text, str) else ""
 
 
-def _raised_in(error: str) -> Raised | None:
-    """Return the exception at the end of a traceback, if nothing follows that could be the real reason."""
+def _raised_in(error: str) -> tuple[Raised | None, bool]:
+    """Return the exception at the end of a traceback, and whether the traceback is the end of the output.
+
+    The exception is None if something follows that could be the real reason, or if it may be temporary.
+    """
     frames = list(re.finditer(_FRAME, error))
     last = re.search(_EXCEPTION, error[frames[-1].end() :]) if frames else None
-    if last is None or re.search(_TRANSIENT, last[0]):
-        return None
+    if last is None:
+        return None, False
     rest = error[frames[-1].end() + last.end() :].splitlines()
-    if any(line.strip() and not re.match(_AFTERWARDS, line) for line in rest):
-        return None
+    rest = [line for line in rest if line.strip() and not re.match(_AFTERWARDS, line)]
+    if rest or re.search(_TRANSIENT, last[0]):
+        return None, all(re.match(_MORE, line) for line in rest)
     own = [frame for frame in frames if not re.search(_LIBRARY, frame[1])] or frames
     place = f"{_short_path(own[-1][1])}:{own[-1][2]}"
-    return Raised(last[1], place, re.sub(r"0x[0-9a-f]+|\d+", "#", last[2] or ""))
+    return Raised(last[1], place, re.sub(r"0x[0-9a-f]+|\d+", "#", last[2] or "")), True
 
 
 def python_frames(text: str) -> tuple[str, ...]:

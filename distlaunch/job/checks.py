@@ -234,10 +234,7 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
     numbered = not isinstance(given, tuple) and not reading.around.hostfile
     nameless = numbered and not (allocation or submitted)
     if launcher in launchers() and load(launcher).needs_names and nameless:
-        hint = "list the hosts in nodes"
-        if spec.sections:  # of a scheduler, which assigns them
-            hint = f"a scheduler assigns them to a submitted job (`distlaunch submit`); otherwise, {hint}"
-        yield "launcher", f"{launcher} needs host names: {hint}"
+        yield "launcher", f"{launcher} needs host names: {_names_hint(spec)}"
     if launcher == "kubernetes" and not submitted and not numbered:
         key = "nodes" if "nodes" in reading.checked else "hostfile"
         hint = 'to list pods, write launcher: {command: [kubectl, exec, -i, "{host}", --]}'
@@ -245,18 +242,27 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
     elif launcher == "kubernetes" and not submitted and not reading.section("kubernetes").get("selector"):
         yield "launcher", "kubernetes needs kubernetes.selector, such as app=train"
     if isinstance(launcher, Mapping):
-        yield from _command(reading, launcher, 0 if nameless else len(spec.pool))
+        missing = _names_hint(spec) if nameless or not spec.pool else ""
+        yield from _command(reading, launcher, missing, len(spec.pool))
     if allocation and given and given > len(allocation.nodes):
         has = counted(len(allocation.nodes), "running pod" if launcher == "kubernetes" else "node")
         yield "nodes", f"the job requests {given} nodes, but {allocation.name} has {has}"
 
 
-def _command(reading: Reading, launcher: Checked, named: int) -> Mistakes:
-    """Check launcher.command, which needs host names and ignores ssh settings; `named` counts the names."""
-    if not named:
-        yield "launcher", "launcher.command needs host names: list the hosts in nodes"
-    elif named > 1 and not any(HOST in word for word in launcher["command"]):
-        yield "launcher.command", f"{HOST} is missing: the command would always reach the same node"
+def _names_hint(spec: JobSpec) -> str:
+    submit = "a scheduler assigns them to a submitted job (`distlaunch submit`); otherwise, "
+    return f"{submit if spec.sections else ''}list the hosts in nodes"
+
+
+def _command(reading: Reading, launcher: Checked, missing: str, hosts: int) -> Mistakes:
+    """Check launcher.command, which needs host names and ignores ssh settings.
+
+    `missing` is the advice if there are no names; otherwise, `hosts` is their number.
+    """
+    if missing:
+        yield "launcher", f"launcher.command needs host names: {missing}"
+    elif hosts > 1 and not any(HOST in word for word in launcher["command"]):
+        yield "launcher.command", f"{HOST} is missing; without it, the command always reaches the same node"
     for path, node in reading.listed():
         for key in ("user", "port"):
             if key in node:

@@ -13,7 +13,7 @@ from distlaunch.wording import counted
 class Place(Frozen):
     """The place of a value: the file name as typed, and the line and column, from 1 (0 = unknown).
 
-    For values from the command line, `source` names the --set, and `typed` is its whole value.
+    For values from the command line, `source` names the option, and `typed` is its whole value.
     """
 
     source: str

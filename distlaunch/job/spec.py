@@ -209,8 +209,8 @@ class Logs(Frozen):
     """Output settings. Run directories are created in `directory` or, if it is unusable, in one of `spares`.
 
     `console` selects the ranks whose output is shown. `watch` finds a number in a line, for `view`. `fold`
-    collapses identical lines from several ranks. A log file has at most `limit` bytes. A `temporary` run
-    directory is removed after a successful run. `torchrun` replaces `console`.
+    collapses identical lines from several ranks. `limit` is the maximum size of a log file, in bytes. A
+    `temporary` run directory is removed after a successful run. `torchrun` replaces `console`.
     """
 
     directory: str

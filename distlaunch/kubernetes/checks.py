@@ -139,7 +139,7 @@ def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
             yield f"env.{name}", f"a value from your environment is never printed: write it here, or {advice}"
     for path, names in (("env", spec.program.env), ("kubernetes.secrets", secrets)):
         for name in filter(_OWN.fullmatch, names):
-            advice = "remove it, and set the job file's own key, if any"
-            yield f"{path}.{name}", f"{name} would change the launcher in each pod; {advice}"
+            advice = "remove it, and use the corresponding key of the job file, if there is one"
+            yield f"{path}.{name}", f"{name} would change what the launcher in each pod does; {advice}"
         for name in RESERVED & names.keys():
             yield f"{path}.{name}", f"distlaunch sets {name} for each worker; remove it"

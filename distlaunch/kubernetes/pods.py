@@ -14,8 +14,8 @@ from distlaunch.transports.gathering import natural
 from distlaunch.transports.transport import Command
 from distlaunch.wording import listed
 
-GPU = re.compile(r".*/(?:gpu|mig-)")
-"""Resources that are GPUs of any kind."""
+GPU = re.compile(r".*/(?:gpu(?:\.shared)?$|mig-)")
+"""Resources that are GPUs of any kind, and not the memory of one, such as nvidia.com/gpumem."""
 _NAMED = "check kubectl; if you may not list pods, name them in nodes, with launcher.command"
 
 
@@ -42,7 +42,7 @@ def pods_here(selector: str, namespace: str | None, container: str | None) -> Al
         hint = "install it on this machine, or correct PATH"
         raise UsageError(f"can't run kubectl: {reason(error)}; {hint}") from None
     except ValueError as error:
-        raise UsageError(f"can't parse the output of `{shlex.join(command)}`: {error}") from None
+        raise UsageError(f"can't parse the output of `{shlex.join(command)}`: {error}; {_NAMED}") from None
     if not found.nodes:
         raise UsageError(f"no running pod matches {selector}: see `{shlex.join(command[:-1])}`")
     return found

@@ -41,6 +41,7 @@ MAX_LINE = 1 << 14
 """Maximum bytes of a line. A limit is needed because anyone may connect."""
 SECRET = "DISTLAUNCH_SECRET"  # noqa: S105 (the name of a variable)
 SAME_SECRET = f"set {SECRET} to the same value on all nodes"
+_OTHER_JOB = f"if that controller belongs to another job, use another port; otherwise, {SAME_SECRET}"
 MAX_NAME = 253
 _MUNGE_S = 5.0
 Say = Callable[[str], object]
@@ -104,7 +105,7 @@ def nonce() -> str:
 
 
 class Prover:
-    """The maker and checker of identity proofs. `name` is the name of this host.
+    """Creates and checks identity proofs. `name` is the name of this host.
 
     With DISTLAUNCH_SECRET, a proof is a keyed hash (HMAC-SHA256). With MUNGE, a proof is a credential that
     only the same user can create. Without either, there is no proof, as with torchrun.
@@ -131,10 +132,9 @@ class Prover:
         `side` is launcher or controller. The transcript consists of both nonces and the arrival.
         """
         if bool(self._secret) != (way == "secret"):
-            ours = f"{SECRET} is set on {self._name}, but not on the controller"
+            ours = f"{SECRET} is set on {self._name}, but not for the controller"
             theirs = f"the controller requires {SECRET}, which is not set on {self._name}"
-            text = f"{ours if self._secret else theirs}: set it to the same value on all nodes"
-            raise JoinError(text, Exit.USAGE)
+            raise JoinError(f"{ours if self._secret else theirs}; {_OTHER_JOB}", Exit.USAGE)
         if way == "secret":
             import hmac  # few jobs have a secret
 
@@ -348,8 +348,7 @@ class Launcher:
             raise
         connection.sendall(line_of({"proof": proof}))
         if why := self._prover.wrong(way, "controller", covered, receive(ANSWER_S).get("proof")):
-            advice = f"if it belongs to another job, use another port; otherwise, {SAME_SECRET}"
-            raise JoinError(f"the controller at {host} can't be trusted: {why}; {advice}", Exit.USAGE)
+            raise JoinError(f"the controller at {host} can't be trusted: {why}; {_OTHER_JOB}", Exit.USAGE)
         message: dict[str, Any] = {}
         while "node" not in message:
             try:

@@ -95,7 +95,7 @@ def _run_directory(spec: JobSpec) -> Iterator[Finding]:
     elif free < MIB:
         room = f"has only {size_words(free)} free on this machine"
         what = f"the disk for the run directory, {directory}, {room}"
-        yield Finding("error", "place", what, "the run can't start", "free some, or set logs.dir")
+        yield Finding("error", "place", what, "the run can't start", "free up some space, or set logs.dir")
 
 
 def _code(spec: JobSpec) -> dict[str, str]:

@@ -159,7 +159,7 @@ def _opened(path: str, flags: int) -> int:
             shared += ", or set XDG_STATE_HOME to another directory"
         if status.st_uid != os.geteuid():
             raise UsageError(f"{path}: this list of runs belongs to another user{foreign}")
-        raise UsageError(f"{path}: this list of runs can be written by other users{shared}")
+        raise UsageError(f"{path}: this list of runs is writable by other users{shared}")
     return fd
 
 

@@ -39,7 +39,6 @@ from distlaunch.supervisor.step import HANDLERS, begin, step
 from distlaunch.transports import load
 from distlaunch.transports.transport import Transport
 
-NO_START = f"line 1: expected a run in format {VERSION}; use the version of distlaunch that recorded it"
 MAX_OPEN = 100
 """Maximum output files kept open at once."""
 PIECE = 1 << 20
@@ -79,8 +78,12 @@ class Replay:
         """
         self._count += 1
         kind = _KINDS.get(line.get("event"))
-        if self.state is None and (line.get("event") != BEGAN or line.get("version") != VERSION):
-            raise HistoryError(NO_START)
+        if self.state is None and line.get("event") != BEGAN:
+            raise HistoryError("line 1: not the beginning of a run")
+        if self.state is None and line.get("version") != VERSION:
+            by = f"version {line['distlaunch']}" if "distlaunch" in line else "another version"
+            what = f"line 1: recorded by {by} of distlaunch, in a format that this version can't read"
+            raise HistoryError(f"{what}; use that version, or read the logs in the run directory")
         if self.state and kind is None and line.get("event") != MESSAGE:
             raise HistoryError(f"line {self._count}: unknown event: {line.get('event')!r}")
         try:

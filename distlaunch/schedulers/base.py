@@ -27,7 +27,7 @@ NODES = Field(
     Integer(1, 4096), "Nodes to allocate; set this higher than nodes to allow for spares: rest.", "nodes"
 )
 QUEUE = Field(LINE, "Queue.")
-SETUP = Field(Lines(), "Shell commands to run first on the first node, such as module load.")
+SETUP = Field(Lines(), "Shell commands to run on the first node before anything else, such as module load.")
 FOREIGN = {"walltime": "time", "time_limit": "time", "options": "extra", "modules": "setup"}
 _ARRAY = "an array would start the same job many times; submit each job separately"
 _WHY = {

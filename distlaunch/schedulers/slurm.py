@@ -88,7 +88,7 @@ class Slurm(base.Scheduler):
             ),
             "constraint": Field(LINE, "Features that the nodes must have."),
             "gpus": Field(
-                Either(number=Integer(0), text=LINE), "GPUs per node, as in 8 or a100:8.", "gpus_per_node"
+                Either(number=Integer(0), text=LINE), "GPUs per node, e.g. 8 or a100:8.", "gpus_per_node"
             ),
             "gres": Field(LINE, "Generic resources per node (--gres); replaces gpus."),
             "mem": Field(Either(number=Integer(0), text=LINE), "Memory per node, e.g. 200G; 0 = all."),

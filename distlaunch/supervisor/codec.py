@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
+from distlaunch import __version__
 from distlaunch.agent import messages
 from distlaunch.agent.wire import PROTOCOL, ProtocolError
 from distlaunch.contract import INTERFACE_VARIABLES
@@ -33,14 +34,14 @@ OF_FILES = (messages.FileBegins, messages.FilesEnd)
 
 
 def number(value: int, name: str, least: int = -MAX_NUMBER, most: int = MAX_NUMBER) -> int:
-    """Return a number from a node. Raises `ProtocolError` if it is out of range."""
+    """Check and return a number that a node sent. Raises `ProtocolError` if it is out of range."""
     if not least <= value <= most:
         raise ProtocolError(f"{name} is out of range: {value}")
     return value
 
 
 def seconds(value: float, name: str) -> float:
-    """Return a time from a node. Raises `ProtocolError` if it is out of range."""
+    """Check and return a time in seconds that a node sent. Raises `ProtocolError` if it is out of range."""
     if not 0 <= value <= MAX_SECONDS:
         raise ProtocolError(f"{name} is out of range")
     return float(value)
@@ -198,7 +199,8 @@ BEGAN, MESSAGE = "Began", "Message"
 
 def beginning(spec: JobSpec, chance: float) -> dict[str, Any]:
     """Return the fields of the first line."""
-    return {"version": VERSION, "chance": chance, "spec": _plain(without_secrets(spec), of_spec=True)}
+    plain = _plain(without_secrets(spec), of_spec=True)
+    return {"version": VERSION, "distlaunch": __version__, "chance": chance, "spec": plain}
 
 
 def fields_of(event: Event) -> dict[str, Any]:

@@ -215,7 +215,7 @@ def on_route_found(event: messages.RouteFound, state: State, now: float) -> Step
 
 
 def _ask_first_node(state: State) -> tuple[State, tuple[Action, ...]]:
-    """Find the first node's interface with the address at which the other nodes reach it."""
+    """Find which interface of the first node has the address at which the other nodes reach it."""
     first, address = state.members[0], state.reached_by
     node = state.nodes[first]
     if state.phase is not Phase.PREPARING or not isinstance(node, Up) or node.asked or not address:

@@ -113,7 +113,8 @@ def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
     text = f"{_all_words(state)} joined the rendezvous at {_where(state)} in {took_s:.1f} s"
     shown, versions = [ShowMessage("info", text)], torch_versions(state)
     if len(versions) > 1:
-        text = f"the nodes have different versions of torch: {'; '.join(versions)}; install the same one"
+        text = f"the nodes have different versions of torch: {'; '.join(versions)}"
+        text += "; install the same version on all of them"
         shown.append(ShowMessage("warning", text))
     return state.without_timers(Timer.JOIN, Timer.JOIN_MESSAGE), tuple(shown)
 
@@ -340,8 +341,8 @@ def on_output_lost(event: OutputLost, rank: int, state: State, now: float) -> St
     """Report how much output a node was unable to keep."""
     stream = "stderr" if event.stream else "stdout"
     lost = f"{event.size} bytes of {state.called(rank)}'s {stream} were lost"
-    why = "they were printed faster than sent, and its node buffers at most 1 GiB, in TMPDIR"
-    advice = "print less or, if that disk is full, free up space"
+    why = "the rank printed faster than its node could send, and the node buffers at most 1 GiB, in TMPDIR"
+    advice = "print less or, if the disk with TMPDIR is full, free up space there"
     return state, (ShowMessage("warning", f"{lost}: {why}; {advice}"),)
 
 

@@ -83,8 +83,8 @@ def job_overdue(state: State, now: float) -> Step:
 def with_end_of_workers(state: State, limit: Timer, grace_s: float, now: float) -> State:
     """Return `state` after workers were told to stop, with the timers for their end.
 
-    When `limit` expires, the controller gives up on nodes that haven't confirmed the end. `limit` is CLEAR
-    before a restart, and CLOSE at the end of the job.
+    When `limit` expires, the controller gives up on nodes that haven't confirmed that their workers have
+    ended. `limit` is CLEAR before a restart, and CLOSE at the end of the job.
     """
     state = state.unwatched().with_timer(limit, now + grace_s + STOP_MARGIN_S)
     return state.with_timer(Timer.STOP_MESSAGE, now + STOP_MESSAGE_S) if grace_s > STOP_MESSAGE_S else state

@@ -100,7 +100,10 @@ def test_ctrl_c_ends_the_transport_to_a_node_that_does_not_answer(tmp_path: Path
         ("", "specify the script, as in `distlaunch init train.py"),
         ("-H a,b", "specify the script, as in"),
         ("no.py", "/no.py: specify the path of the script"),
-        ("tool", "tool is not a .py file: replace it with --set 'command=[PROGRAM, ARGUMENT]'"),
+        (
+            "tool",
+            "tool is not a .py file: convert a script that starts torchrun with `distlaunch import sbatch`",
+        ),
         ("job.yaml", "job.yaml is not a script: to write this job file, use -o job.yaml"),
         ("train.py -o old.yaml", "old.yaml already exists; choose another name with -o"),
         ("train.py -o /job.yaml", "-o /job.yaml: save the job in "),

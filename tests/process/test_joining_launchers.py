@@ -377,7 +377,7 @@ def test_closes_and_names_slow_connections_and_starts_in_time(place: Path, port:
 # Secrets
 
 
-REQUIRED = f"the controller requires {SECRET}, which is not set on {HERE}: set it to the same"
+REQUIRED = f"the controller requires {SECRET}, which is not set on {HERE}; if that"
 
 
 @pytest.mark.parametrize(("secret", "why"), [("another", f"its {SECRET} is different"), ("", REQUIRED)])
@@ -413,7 +413,7 @@ def test_a_proof_cannot_be_reused(place: Path, port: int) -> None:
 
 def test_a_launcher_with_a_secret_serves_only_a_controller_that_knows_it(place: Path, port: int) -> None:
     for secret, words in (
-        ("", f"{SECRET} is set on {HERE}, but not on the controller: set it to the same value"),
+        ("", f"{SECRET} is set on {HERE}, but not for the controller; if that"),
         ("another", f"can't be trusted: its {SECRET} is"),
     ):
         with closing(Liar(port)) as liar, launcher(place, port, node=1, secret="s3cret") as run:

@@ -61,6 +61,18 @@ def test_tells_of_a_failed_link(monkeypatch: pytest.MonkeyPatch, capfd: pytest.C
     assert capfd.readouterr().err == text
 
 
+LOST = '(read -r line; eval "$line"); exit 255'
+
+
+def test_a_connection_that_is_lost_while_a_run_is_shown_does_not_stop_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Ssh, "argv_for", lambda self, command: ["/bin/sh", "-c", LOST])
+    assert run_there(Ssh("gpu-a"), Request(("--version",)), name="gpu-a:r-1") == 69
+    words = "to gpu-a was lost, which doesn't stop gpu-a:r-1; to continue: distlaunch attach gpu-a:r-1\n"
+    assert words in capfd.readouterr().err
+
+
 def test_refuses_to_send_a_job_from_a_pipe() -> None:
     done = distlaunch("run", "--on", "gpu-a", "-", input="command: ['true']\n", status=2)
     assert "--on needs a job file; write one with `distlaunch dry-run … --save job.yaml`" in done.stderr

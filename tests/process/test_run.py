@@ -41,7 +41,7 @@ def test_refuses_a_view_and_a_detached_run_if_a_rank_reads_the_terminal(tmp_path
     job = str(write_job(tmp_path, "", f"{ONE}stdin: rank 0"))
     for option in ("--view", "-d"):
         status, shown = on_a_terminal("run", option, job)
-        assert (status, b"`stdin: rank 0` can't be combined with --view, --on" in shown) == (2, True), shown
+        assert (status, b"`stdin: rank 0` can't be combined with --view or --on" in shown) == (2, True), shown
 
 
 def test_console_shows_the_chosen_ranks(tmp_path: Path) -> None:

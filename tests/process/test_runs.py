@@ -734,7 +734,7 @@ def test_trusts_no_run_directory_or_list_of_another_user(tmp_path: Path, known_r
     assert directory.name not in distlaunch("ps", "-a", str(tmp_path / "runs")).stdout
     shutil.rmtree(directory)
     known_runs.chmod(0o666)
-    what = f"{known_runs}: this list of runs can be written by other users; use chmod go-w, or set "
+    what = f"{known_runs}: this list of runs is writable by other users; use chmod go-w, or set "
     told = f"distlaunch: {what}XDG_STATE_HOME to another directory\n"
     assert distlaunch("ps", "-a", status=2).stderr == told
 

@@ -54,6 +54,11 @@ def verdict(
     return report(expected(plan), reports, (), skip=skip)
 
 
+def test_a_gpu_that_no_rank_uses_may_be_busy() -> None:
+    found = verdict({"devices.gpus": [GPU, GPU, {**GPU, "used": 70 * GIB}]})
+    assert not any("in use" in each.what for each in found.findings)
+
+
 def test_finds_nothing_wrong_with_sound_nodes() -> None:
     found = verdict({})
     assert (found.findings, found.differs, found.unchecked, found.ok) == ((), {}, (), True)

@@ -169,6 +169,8 @@ JUDGED: dict[str, tuple[int, str, dict[str, str] | None, Words]] = {
     "nccl's lost connection": (-signal.SIGABRT, NCCL_LOST, None, Words(peer_gone=True, on_gpu=True)),
     "a crash, whatever was printed": (-signal.SIGSEGV, VICTIM, None, Words()),
     "a traceback before the stop": (-signal.SIGTERM, OWN, None, FAILED),
+    "a traceback of an error that was handled": (-signal.SIGTERM, OWN + "skipped a sample\n", None, Words()),
+    "a long message before the stop": (-signal.SIGTERM, raised("E: a\n  b\n"), None, Words(traceback=True)),
     "no traceback": (-signal.SIGTERM, "epoch 3\n", None, Words()),
 }
 

@@ -244,13 +244,13 @@ def test_accepts_only_a_proof_with_the_same_secret(proof: object, is_wrong: bool
     assert OURS.wrong("secret", "launcher", SAID, proof) == words
 
 
-ELSEWHERE = f"{SECRET} is set on gpu-a, but not on the controller: set it to the same value"
+ELSEWHERE = f"{SECRET} is set on gpu-a, but not for the controller; if that"
 
 
 @pytest.mark.parametrize(
     ("secret", "way", "words"),
     [
-        ("", "secret", f"the controller requires {SECRET}, which is not set on gpu-a: set it to the same"),
+        ("", "secret", f"the controller requires {SECRET}, which is not set on gpu-a; if that"),
         # Else anybody who listens at the endpoint could have it run its program.
         *(("s3cret", "", ELSEWHERE), ("s3cret", "munge", ELSEWHERE)),
     ],

@@ -360,7 +360,7 @@ NEVER = "can't be filled in when a job is exported; have the script read"
         "env: {NOT_SET_HERE: null}": "env.NOT_SET_HERE: a value from your environment is never printed",
         "env: {RUN: 'x-{job_id}'}": f"env.RUN: {{job_id}} {NEVER}",
         "kubernetes: {secrets: {RANK: {secret: s, key: k}}}": "kubernetes.secrets.RANK: distlaunch sets RANK",
-        "env: {PET_NNODES: 3}": "env.PET_NNODES: PET_NNODES would change the launcher in each pod; remove it",
+        "env: {PET_NNODES: 3}": "PET_NNODES would change what the launcher in each pod does",
         "kubernetes: {volumes: [{mount: /x}]}": "kubernetes.volumes[0]: set exactly one of claim, config_map",
     }.items(),
 )

@@ -65,6 +65,15 @@ def test_refuses_a_malformed_pod_list(text: str, told: str) -> None:
         pods_listed(text, "app=t", "main")
 
 
+@pytest.mark.parametrize(
+    ("limits", "gpus"),
+    [({"nvidia.com/gpu": 2, "nvidia.com/gpumem": "3k"}, 2), ({"aliyun.com/gpu-mem": 8}, None)],
+)
+def test_the_memory_of_gpus_is_not_counted_as_gpus(limits: dict[str, Any], gpus: int | None) -> None:
+    one = pod("a", "10.0.0.1", spec={"containers": [{"name": "main", "resources": {"limits": limits}}]})
+    assert pods_listed(listing(one), "app=t", None).nodes[0].gpus == gpus
+
+
 def test_the_command_lines_of_kubectl() -> None:
     words = "kubectl get pods --selector=app=t --namespace=ml --output=json"
     assert pods_argv("app=t", "ml") == words.split()

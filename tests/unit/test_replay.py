@@ -66,8 +66,9 @@ PLAIN = first_line(spec_of("script: t.py"))
     ("lines", "words"),
     [
         ([], "contains no complete line"),
-        ([line("AgentUp")], "line 1: expected a run in format"),
-        ([line(BEGAN, version=VERSION + 1)], f"expected a run in format {VERSION}"),
+        ([line("AgentUp")], "line 1: not the beginning of a run"),
+        ([line(BEGAN, version=VERSION - 1)], "line 1: recorded by another version of distlaunch, in"),
+        ([line(BEGAN, version=VERSION + 1, distlaunch="9.1")], "recorded by version 9.1 of distlaunch, in a"),
         ([PLAIN, line("Nonsense")], "line 2: unknown event: 'Nonsense'"),
         ([PLAIN, line("Swept", node="a")], "line 2: Swept: "),
         ([PLAIN, line("Swept")], "line 2: Swept: "),

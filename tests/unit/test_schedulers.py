@@ -234,7 +234,7 @@ def test_launcher_command_reaches_the_hosts_of_an_allocation(job: Load) -> None:
     spec = job('launcher: {command: [tmrsh, "{host}"]}', PBS, f"{HERE}\nx1001\n")
     assert [node.reach for node in spec.nodes] == [Command(to, ("tmrsh", "{host}")) for to in (HERE, "x1001")]
     for nodes, environ in (("", PBS), ("nodes: ['gpu[1-2]']", {})):
-        with pytest.raises(JobError, match=r"\{host\} is missing: the command would always reach the same"):
+        with pytest.raises(JobError, match=r"\{host\} is missing; without it, the command always reaches"):
             job(f"{nodes}\nlauncher: {{command: [tmrsh]}}", environ, PBS_NODEFILE)
 
 

@@ -595,6 +595,10 @@ ROOT_CAUSES: dict[str, tuple[list[Event], Blamed]] = {
     "a victim that was earlier": ([failed(0), victim(2, -1)], (1, 0, 0)),
     "a victim when the user is there": ([victim(0), SIGINT], (1, 0, 0)),
     "a traceback before the stop": ([victim(0), SIGINT, failed(2, 1, -15)], (1, 2, 1)),
+    "an error handled before the stop": (
+        [victim(0), SIGINT, ended(2, -15, 1, f"{OWN}skipped a sample\n")],
+        (1, 0, 0),
+    ),
     "another victim that was stopped": ([victim(0), SIGINT, victim(2, 1, -15)], (1, 0, 0)),
     "an exit after the stop": ([victim(0), SIGINT, ended(2, 3, 1)], (1, 0, 0)),
     "an exit before the stop": ([victim(0), SIGINT, ended(2, 3, -1)], (3, 2, 1)),
@@ -685,7 +689,7 @@ def test_ignores_a_local_rank_that_the_plan_does_not_have() -> None:
 # The end of nodes
 
 
-LOST_BYTES = "4096 bytes of rank 2's stderr were lost: they were printed faster than sent"
+LOST_BYTES = "4096 bytes of rank 2's stderr were lost: the rank printed faster than its node could"
 UNCONFIRMED = "b: lost before it confirmed its cleanup; its ranks exit within 40 s"
 ALL_SUCCEED = [ended(rank, 0) for rank in range(4)]
 
@@ -929,7 +933,8 @@ def test_reports_once_that_all_ranks_joined_and_different_versions_of_torch(othe
     assert job.feed(RanksJoined(0, (0, 1), "2.13.0+cpu")) == []
     said = job.feed(RanksJoined(1, (0, 1), other), after=1.5)
     assert texts(said, "info") == [f"all 4 ranks joined the rendezvous at {MASTER}:29400 in 1.5 s"]
-    words = "the nodes have different versions of torch: 2.13.0+cpu on a; 2.12.1 on b; install the same one"
+    what = "the nodes have different versions of torch"
+    words = f"{what}: 2.13.0+cpu on a; 2.12.1 on b; install the same version on all of them"
     assert texts(said, "warning") == [words] * (other == "2.12.1")
     assert job.feed(RanksJoined(1, (0, 1))) == []
     assert job.state.next_due is None
