@@ -56,7 +56,7 @@ def size_words(size: int) -> str:
     """Format a number of bytes: `512 KiB`, `1.5 GiB`."""
     for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")):
         if size >= unit:
-            return f"{size / unit:.3g} {name}"
+            return f"{size / unit:{'.3g' if size < 100 * unit else '.0f'}} {name}"
     return f"{size >> 10} KiB"
 
 

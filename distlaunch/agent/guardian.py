@@ -26,8 +26,8 @@ _WATCHED = (signal.SIGCHLD, *wire.STOPS, *wire.WARNINGS)
 def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
     """Fork the agent, wait until it has exited, sweep, and exit. Called by the boot code. Never returns.
 
-    `place` is the index of the node. If several nodes share a link, `place` is (variable with the node's
-    name, map of names to indices), and each node writes lines in the format of `distlaunch.agent.wire`.
+    `place` is the index of the node. If several nodes share a link, `place` is (variable that contains the
+    node's name, map of names to indices), and each node writes lines in `distlaunch.agent.wire`'s format.
     """
     alone = isinstance(place, int)  # on its link
     node = place if isinstance(place, int) else place[1][os.environ[place[0]]]

@@ -112,11 +112,12 @@ def _refusal(path: str) -> str:
 
 
 def _disk(path: str) -> Message:
-    """Return facts about the disk that holds a directory. `files` is its free inodes; 0 = unknown."""
+    """Return facts about the disk that holds a directory. `files` is its free inodes; None = unknown."""
     try:
         disk = os.statvfs(path)
     except OSError:
         return {"path": path, "writable": False}
     writable = os.access(path, os.W_OK) and not disk.f_flag & os.ST_RDONLY
     free = disk.f_bavail * disk.f_frsize if disk.f_blocks else UNCOUNTED
-    return {"path": path, "writable": writable, "free": free, "files": disk.f_files and disk.f_favail}
+    files = disk.f_favail if disk.f_files else None
+    return {"path": path, "writable": writable, "free": free, "files": files}

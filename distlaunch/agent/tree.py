@@ -184,7 +184,7 @@ class Store:
                 advice = "; replace it with a directory or, on a node, set sync.to to its target"
                 raise TreeError("%s is a symlink, not a directory" % path + advice)
             if found.st_uid != os.geteuid():
-                advice = "; on a node, set sync.to to a directory of your own; elsewhere, set HOME"
+                advice = "; for a node, set sync.to to a directory of your own; for this machine, set HOME"
                 raise TreeError("%s belongs to another user" % path + advice)
             if found.st_mode & 0o022:
                 advice = "; run `chmod go-w` on it if only you use it, or set sync.to to another directory"

@@ -284,6 +284,11 @@ def unstarted(node: int, spec: WorkerSpec, stage: str, code: int, why: str = "")
     `why` replaces the text derived from `stage` and `code`.
     """
     subject = _subject(spec, stage)
+    if stage == "exec" and code == errno.EACCES and "/" not in subject:
+        # The search of PATH reports a directory that can't be searched, although the program is nowhere.
+        places = environment(spec).get("PATH", os.defpath).split(":")
+        if not any(os.path.isfile(os.path.join(place, subject)) for place in places):
+            code = errno.ENOENT
     if stage == "exec" and code == errno.ENOENT:
         here = os.path.exists(os.path.join(spec.cwd, subject))
         if "/" not in subject:
@@ -291,7 +296,7 @@ def unstarted(node: int, spec: WorkerSpec, stage: str, code: int, why: str = "")
         elif here:
             stage = "interpreter"
     elif stage == "exec" and code == errno.EACCES:
-        stage = "mode"
+        stage = "directory" if os.path.isdir(os.path.join(spec.cwd, subject)) else "mode"
     words = _longest(spec) if code == errno.E2BIG else _BY_STAGE.get(stage) or _BY_CODE.get(code)
     why = why or "%s: %s" % (subject, words or os.strerror(code))
     return WorkerUnstarted(node, spec.local_rank, stage, code, why)
@@ -313,6 +318,7 @@ def _longest(spec: WorkerSpec) -> str:
 _BY_STAGE = {
     "interpreter": "the interpreter in its #! line (or, for a binary, its loader) does not exist; "
     "check for Windows line endings",
+    "directory": "is a directory; write the path of a program",
     "mode": "Permission denied; make it executable (chmod +x), on a file system mounted without noexec",
     "beside": "not found in PATH; to run the file with that name in the workdir, write ./ before it",
     "search": "not found in PATH on its node; use its full path, or set PATH (env.PATH in a job file)",

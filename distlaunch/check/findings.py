@@ -252,7 +252,7 @@ def _disks(facts: Mapping[str, Any]) -> Iterator[Finding]:
         elif free < LOW_DISK:
             what = f"the disk with {path} has only {size_words(free)} free"
             yield _warning("place", what, "writing to it may fail", "free up some space")
-        elif disk.get("files") and files < LOW_FILES:
+        elif disk.get("files") is not None and files < LOW_FILES:
             what = f"the disk with {path} has room for only {counted(files, 'file')} (inodes)"
             yield _warning("place", what, "creating files may fail", "delete some files there")
 
@@ -268,7 +268,8 @@ def _limits(facts: Mapping[str, Any], network: Mapping[str, Any]) -> Iterator[Fi
         yield _warning("limits", str(reason), "the code at which ranks hang will be unknown", do)
     if network.get("ib") and 0 <= memlock < 32 * GIB:
         what = f"only {size_words(memlock)} of memory may be locked"
-        do = "remove the limit (limits.conf, LimitMEMLOCK of slurmd, or docker run --ulimit memlock=-1)"
+        do = "remove the limit (limits.conf, LimitMEMLOCK of slurmd, docker run --ulimit memlock=-1), or "
+        do += "give containers the capability IPC_LOCK"
         yield _warning("limits", what, "InfiniBand locks its buffers", do)
 
 
@@ -309,7 +310,7 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
     facts = node.part("devices")
     gpus = _gpus(node)
     wanted = (job.gpus.get(node.label) or 0) if job and facts else 0
-    procs = job.procs.get(node.label, 0) if job else len(gpus)
+    used_gpus = max(wanted, job.procs.get(node.label, 0)) if job else len(gpus)
     if wanted and not facts.get("counted"):
         what = f"the job needs {counted(wanted, 'GPU')}, but no NVIDIA or AMD GPU is visible on the node"
         do = "check the driver, CUDA_VISIBLE_DEVICES, and the GPUs of the allocation or container"
@@ -320,9 +321,14 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
         yield _error(
             "devices", what, "some ranks have none", "lower gpus_per_node, or see CUDA_VISIBLE_DEVICES"
         )
-    for number, gpu in enumerate(gpus):
+    if facts.get("broken") and (wanted or gpus):
+        what = f"the NVIDIA driver can't be used: {facts['broken']}"
+        do = "run nvidia-smi there; after an update of the driver, reboot the node"
+        yield _warning("devices", what, "ranks can't use its GPUs", do)
+    for at, gpu in enumerate(gpus[:used_gpus]):
+        number = _number(gpu.get("index"), at)
         total, used = _number(gpu.get("memory")), _number(gpu.get("used"))
-        if total and used > total * USED_GPU and number < procs:
+        if total and used > total * USED_GPU:
             users = listed([f"{name} (pid {pid})" for pid, name in _pairs(gpu.get("users"))])
             by = f", by {users}" if users else ""
             what = f"GPU {number} already has {size_words(used)} of {size_words(total)} in use{by}"
@@ -330,7 +336,7 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
             yield _warning("devices", what, "a rank that uses it may run out of memory", do)
         if _number(gpu.get("ecc")):
             what = f"GPU {number} has had {counted(_number(gpu.get('ecc')), 'uncorrectable memory error')}"
-            yield _warning("devices", what, "it may compute wrong results", "reset or replace it")
+            yield _warning("devices", what, "ranks that use this memory are killed", "reset or replace it")
         bits = _number(gpu.get("slowdowns"))
         if slow := [name for bit, name in _SLOWDOWNS.items() if bits & bit]:
             what = f"GPU {number} is throttled ({slow[0]})"
@@ -342,8 +348,9 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
             yield _warning("devices", what, why, do)
     logged = ((number, pci) for pci, number in _pairs(facts.get("xids")) if number not in _PROGRAMS_XIDS)
     if xids := Counter(f"Xid {number} ({pci})" for number, pci in logged):
-        what, why = f"the kernel log has {listed(list(xids))}", "a GPU or its link failed"
-        yield _warning("devices", what, why, "look up the Xid at docs.nvidia.com/deploy/xid-errors")
+        what = f"since the node started, its kernel has logged {listed(list(xids))}"
+        do = "look up the Xid at docs.nvidia.com/deploy/xid-errors; ignore it if it has been handled since"
+        yield _warning("devices", what, "a GPU or its link had an error", do)
 
 
 def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -> Iterator[Finding]:
@@ -361,9 +368,9 @@ def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -
             what = f"can't resolve MASTER_ADDR {job.master_addr}"
             yield _error("network", what, "ranks can't join", do)._replace(level=level)
         elif any(map(is_loopback, master)):
-            what = f"MASTER_ADDR {job.master_addr} resolves to {master[0]}"
-            do = f"correct /etc/hosts there, or {do}"
-            yield _error("network", what, "ranks can't join", do)._replace(level=level)
+            what = f"MASTER_ADDR {job.master_addr} resolves to {next(filter(is_loopback, master))}"
+            correct = f"correct /etc/hosts there, or {do}"
+            yield _error("network", what, "ranks can't join", correct)._replace(level=level)
     yield from _interfaces(facts, job.backend)
 
 
@@ -384,19 +391,21 @@ def _interfaces(facts: Mapping[str, Any], backend: str) -> Iterator[Finding]:
 
 def _load(facts: Mapping[str, Any]) -> Iterator[Finding]:
     cpus, load = _number(facts.get("all_cpus")), facts.get("load")
-    busy = "check `top` there; stop other programs, or leave out the node"
     if cpus and isinstance(load, float) and load > 1.5 * cpus + 1:
         what = f"a load of {load:.0f} on {counted(cpus, 'CPU')}"
-        yield _warning("load", what, "every rank waits for the slowest", busy)
+        do = "check `top` there; stop other programs, or leave out the node"
+        yield _warning("load", what, "every rank waits for the slowest", do)
     total, available = _number(facts.get("memory")), _number(facts.get("available"))
     if total and available < total // 20:
         what = f"only {size_words(available)} of {size_words(total)} of memory is available"
-        yield _warning("load", what, "ranks may be killed", busy)
-    jobs = facts.get("jobs")
-    for run, ranks in sorted(jobs.items()) if isinstance(jobs, dict) else ():
-        what = f"found {counted(_number(ranks), 'rank')} of {run} already running"
-        if run == "another launcher":
-            what = f"found {counted(_number(ranks), 'process')} of another launcher (RANK and WORLD_SIZE set)"
+        do = "check `top` and `df -h -t tmpfs` there; stop other programs, remove files in /dev/shm, or "
+        do += "leave out the node"
+        yield _warning("load", what, "ranks may be killed", do)
+    for run, ranks in sorted(_rows(facts.get("jobs"))):
+        one = next((each for _, each in _rows(ranks)), {})
+        such = f", such as {one.get('command')} (pid {one.get('pid')})" if one else ""
+        of = "another launcher (RANK and WORLD_SIZE are set)" if run == "another launcher" else run
+        what = f"found {counted(len(ranks), 'rank')} of {of} already running{such}"
         why = "this job would share CPUs, GPUs and memory with it"
         yield _warning("load", what, why, "if they train, wait until they end, or stop them")
 
@@ -439,7 +448,8 @@ def _values(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:
     for node in nodes:
         for part, key, name in _COMPARED:
             if (facts := node.part(part)) and key in facts:
-                values[name][node.label] = str(facts[key])[: 12 if key == "digest" else None]
+                value = "none" if facts[key] is None else str(facts[key])
+                values[name][node.label] = value[: 12 if key == "digest" else None]
         software, network = node.part("software"), node.part("network")
         if paths := dict(_texts(software.get("nccl"))):
             values["NCCL"][node.label] = listed(sorted({*paths.values()}))
@@ -447,7 +457,7 @@ def _values(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:
             gpus = Counter(str(gpu.get("name")) for gpu in _gpus(node))
             values["GPUs"][node.label] = listed([f"{n} x {name}" for name, n in gpus.items()]) or "none"
         used = dict(_rows(network.get("interfaces"))).get(str(network.get("used")))
-        if used:
+        if used and not is_loopback(str(used.get("address"))):  # the first node may reach itself by it
             values["interface"][node.label] = str(network["used"])
             values["MTU"][node.label] = str(used.get("mtu"))
     return values
@@ -474,17 +484,18 @@ def _disagreements(
             what += f": {values[odd[0]]} instead of {usual}" if one_odd else ""
             yield _warning(part, what, *_WEIGHTY[name], odd or tuple(values))
         elif name == "MTU":
-            what = f"the MTU toward the first node differs ({listed(sorted(counts))})"
+            what = f"the nodes have different MTUs toward the first node ({listed(sorted(counts))})"
             do = "use the same MTU on all nodes"
             yield _warning("network", what, "large packets may be lost", do, odd)
-    addresses: dict[str, list[str]] = {}
+    addresses: dict[str, dict[str, object]] = {}  # the nodes and their network stacks
     for node in nodes:
         network = node.part("network")
         for name, interface in _rows(network.get("interfaces")):
             if name == network.get("used") and interface.get("address"):
-                addresses.setdefault(str(interface["address"]), []).append(node.label)
+                stacks = addresses.setdefault(str(interface["address"]), {})
+                stacks[node.label] = network.get("stack") or node.label
     for address, labels in addresses.items():
-        if len(labels) > 1 and not is_loopback(address):
+        if len({*labels.values()}) > 1 and not is_loopback(address):
             what = f"have the same address, {address}"
             do = "if they are containers or VMs behind NAT, give them the host's network; otherwise, change "
             do += "the address of all but one"

@@ -29,6 +29,7 @@ import sys
 import threading
 import time
 import zlib
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 LIMIT_S = 4.0
 """Seconds for each part. A part that takes longer (a file server may be dead) is reported as missing."""
 SIOCGIFADDR, SIOCGIFMTU = 0x8915, 0x8921
+CAP_IPC_LOCK = 14  # linux/capability.h
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
 
@@ -75,7 +77,7 @@ def place(asked: Facts) -> Facts:
                 "path": path,
                 "size": disk.f_blocks * disk.f_frsize,
                 "free": disk.f_bavail * disk.f_frsize,
-                "files": disk.f_files and disk.f_favail,
+                "files": disk.f_favail if disk.f_files else None,
                 "writable": writable,
             }
     return facts
@@ -109,6 +111,9 @@ def limits(asked: Facts) -> Facts:
     facts: Facts = {"no_stacks": no_stacks()} if asked["script"] or asked["module"] else {}
     for name in ("nofile", "memlock"):
         facts[name] = resource.getrlimit(getattr(resource, "RLIMIT_" + name.upper()))[0]
+    can = re.search(r"(?m)^CapEff:\s*([0-9a-f]+)$", text_of("/proc/self/status"))
+    if can and int(can.group(1), 16) >> CAP_IPC_LOCK & 1:
+        facts["memlock"] = resource.RLIM_INFINITY
     mine = text_of("/proc/self/cgroup").rpartition("::")[2].strip()
     root = "/sys/fs/cgroup" + mine
     while root.startswith("/sys/fs/cgroup"):
@@ -147,14 +152,17 @@ def load(asked: Facts) -> Facts:
     }
 
 
-def jobs() -> dict[str, int]:
-    """Count the ranks already running on this node, by run, including those of other launchers."""
-    found: dict[str, int] = {}
+def jobs() -> dict[str, dict[str, Facts]]:
+    """Return the ranks already running on this node, by run, with a process of each.
+
+    Other launchers' ranks are included. A rank's children have the same variables.
+    """
+    found: dict[str, dict[str, Facts]] = {}
     for path in glob.glob("/proc/[0-9]*/environ"):
         env = dict(each.partition("=")[::2] for each in text_of(path).split("\0"))
-        run = env.get("DISTLAUNCH_RUN_ID") or "another launcher"
+        run, pid = env.get("DISTLAUNCH_RUN_ID") or "another launcher", int(path.split("/")[2])
         if "RANK" in env and "WORLD_SIZE" in env and not run.startswith("check-"):
-            found[run] = found.get(run, 0) + 1
+            found.setdefault(run, {}).setdefault(env["RANK"], {"pid": pid, "command": command_of(pid)})
     return found
 
 
@@ -220,6 +228,9 @@ def imported(script: str) -> list[str]:
 def network(asked: Facts) -> Facts:
     """Return names and addresses, the interface toward the first node, and interfaces set by variables."""
     facts: Facts = {"name": socket.gethostname(), "interfaces": {}, "named": {}, "ib": {}}
+    with suppress(OSError):
+        stack = os.readlink("/proc/self/ns/net")  # containers with the same one share their addresses
+        facts["stack"] = "%s %s" % (text_of("/proc/sys/kernel/random/boot_id").strip(), stack)
     facts["own"] = addresses(facts["name"])
     facts["master"] = addresses(asked["master"]) if asked["master"] else []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -287,13 +298,23 @@ def devices(asked: Facts) -> Facts:
         return facts
     status = nvml.nvmlInit_v2()
     if status:
-        raise OSError(0, "nvmlInit failed with %d" % status)
+        return {**facts, "broken": "nvmlInit failed with %d" % status}
     count = ctypes.c_uint()
     nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
     facts["counted"] = True
     facts["cuda"] = nvml_number(nvml, "nvmlSystemGetCudaDriverVersion_v2", ctypes.c_int())
-    facts["gpus"] = [gpu_of(nvml, index) for index in range(count.value)]
+    facts["gpus"] = chosen([{"index": index, **gpu_of(nvml, index)} for index in range(count.value)])
     return facts
+
+
+def chosen(gpus: list[Facts]) -> list[Facts]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES lists, by number or UUID, in its order; by default, all."""
+    words = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = [
+        next((gpu for gpu in gpus if str(gpu["index"]) == word or (gpu["uuid"] or "").startswith(word)), None)
+        for word in (words.split(",") if words else ())
+    ]
+    return [gpu for gpu in named if gpu] if named and all(named) else gpus
 
 
 def gpu_of(nvml: Any, index: int) -> Facts:

@@ -205,7 +205,7 @@ def dry_run(
         say("host names are known only inside an allocation")
     unknown = any(node.procs and node.gpus is None and not node.local for node in spec.nodes)
     if unknown and spec.backend == "auto":
-        say("only `run` detects GPUs; this plan assumes one per worker (set gpus_per_node to change that)")
+        say("only `run` detects GPUs; this plan assumes one GPU per worker (change it with gpus_per_node)")
     print_plan(plan_without_nodes(spec), "json" if as_json else style)
 
 

@@ -95,7 +95,7 @@ def _choice_of(ranks: str | None, stderr: bool, since: str | None, grep: str | N
     try:
         pattern = None if grep is None else compiled(os.fsencode(grep))
     except ValueError as error:
-        raise UsageError(f"--grep: {grep!r} is not a regular expression: {error}") from None
+        raise UsageError(f"--grep: {grep!r} is not a valid regular expression: {error}") from None
     return Choice(None if ranks is None else _ranks(ranks), stderr, began, pattern)
 
 

@@ -18,7 +18,7 @@ from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.link import Link
 from distlaunch.launch.start import Start, start_run
-from distlaunch.schedulers import step_size, step_title, task_number
+from distlaunch.schedulers import MPI_SIZES, step_size, step_title, task_number
 from distlaunch.signals import Interrupts, Signals
 
 if TYPE_CHECKING:
@@ -130,18 +130,23 @@ def _run(options: RunOptions, early: Link | None) -> int:
 
 
 def refuse_copy(environ: Mapping[str, str]) -> None:
-    """Raise `UsageError` if every task of a scheduler's step would run the job, except in the first task."""
+    """Raise `UsageError` in all tasks of a step, or of mpirun, except the first, which runs the job."""
     scheduler, _, tasks = step_size(environ)
-    if tasks > 1 and task_number(environ):
-        what = f"this {step_title(scheduler)} has {tasks} tasks, of which only the first runs the job"
-        raise UsageError(f"{what}: start `distlaunch run` once; for one rank per task, use `distlaunch exec`")
+    copies = next((int(size) for name in MPI_SIZES if (size := environ.get(name, "")).isdecimal()), 1)
+    if max(tasks, copies) > 1 and task_number(environ):
+        has = f"this {step_title(scheduler)} has {tasks}" if tasks > 1 else f"mpirun started {copies}"
+        advice = "start `distlaunch run` once; for one rank per task, use `distlaunch exec`; for independent "
+        advice += "jobs, start each in its own step"
+        raise UsageError(f"{has} tasks, of which only the first runs the job: {advice}")
 
 
 def _check(options: RunOptions) -> None:
     """Raise `UsageError` for options that can't be combined."""
     in_background = options.detach or options.on is not None
     if options.view and in_background:
-        raise UsageError("--view can't be combined with --detach or --on; use `distlaunch view` once it runs")
+        raise UsageError(
+            "--view can't be combined with --detach or --on; use `distlaunch view RUN` once it runs"
+        )
     if options.view and (options.as_json or options.quiet):
         raise UsageError("--view can't be combined with --json or --quiet")
     if options.view and not sys.stdout.isatty():

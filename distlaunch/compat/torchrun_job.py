@@ -257,8 +257,9 @@ def _check_endpoint(flags: Flags, host: str, port: int, environ: Mapping[str, st
     whose = step_title(scheduler) if scheduler else ""
     if tasks > flags.nodes[1]:
         nodes, name = counted(count, "node"), flags.named("nnodes")
-        what = f"this {whose} has {tasks} tasks on {nodes}, but {name} is {flags.nnodes}"
-        advice = f"set {name} to {count}, and start one launcher on each node"
+        what, advice = f"this {whose} has {tasks} tasks on {nodes}", "start one launcher on each node"
+        if flags.nodes[1] != count:
+            what, advice = f"{what}, but {name} is {flags.nnodes}", f"set {name} to {count}, and {advice}"
         raise UsageError(f"{what}: {advice}: {TABLE[scheduler].one_each.format(count)}")
     if flags.c10d and count > 1 and is_loopback(host):
         hint = f"each of the {count} nodes of this {whose} would wait for the others at its own address"

@@ -111,7 +111,10 @@ def _rendezvous(reading: Reading) -> Mistakes:
     elif backend == "none" and reading.section("timeouts").get("join"):
         yield "timeouts.join", "has no effect with rendezvous: none; remove it"
     elif conf and backend:
-        yield "rendezvous.conf", "conf has an effect only with backend: etcd-v2; remove it"
+        yield (
+            "rendezvous.conf",
+            "has an effect only with rendezvous.backend: etcd-v2; remove it (timeouts.join limits the wait)",
+        )
 
 
 def _with_etcd(reading: Reading, conf: Checked) -> Mistakes:
@@ -174,6 +177,8 @@ def _variables(reading: Reading) -> Mistakes:
             elif value is None and name not in around.environ and not around.in_image:
                 close = nearest(name, around.environ, 0.8)
                 hint = f"did you mean {close}?" if close else "export it, or write a value"
+                if around.allocation and not close:
+                    hint += "; batch jobs get the variables that the scheduler passes on (--export, -v)"
                 yield f"{path}env.{name}", f"{name} is null, but it is not set in your environment; {hint}"
 
 

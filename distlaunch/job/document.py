@@ -62,7 +62,7 @@ class Items(Frozen):
 
 
 class Entries(Frozen):
-    """A map in its original order; keys are strings and occur once."""
+    """A map in its original order; keys are strings and are unique."""
 
     entries: "tuple[tuple[Scalar, Value], ...]"
     place: Place

@@ -1,6 +1,6 @@
 """The checked, frozen content of a job file, and the hosts that a scheduler assigned to the job."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -458,18 +458,23 @@ class JobSpec(Frozen):
             return self
         there, root = f"{self.tree.base}/runs/{run_id}", self.tree.root
 
-        def moved(path: str | None) -> Any:
-            inside = path and (path == root or path.startswith(f"{root}/"))
-            return path_in(there, f".{path[len(root) :]}") if path and inside else path
+        def moved(path: str) -> str:
+            return path_in(there, f".{path[len(root) :]}") if f"{path}/".startswith(f"{root}/") else path
 
-        def moved_node(node: NodeSpec) -> NodeSpec:
-            return node._replace(workdir=moved(node.workdir), script=moved(node.script))
+        return self.with_paths(moved)
 
-        words = (moved(self.program.words[0]), *self.program.words[1:])
-        spares = tuple(map(moved_node, self.membership.spares))
+    def with_paths(self, change: Callable[[str], str]) -> "JobSpec":
+        """Return the job with changed paths of its program and working directories, also those of nodes."""
+
+        def changed(node: NodeSpec) -> NodeSpec:
+            workdir, script = (path and change(path) for path in (node.workdir, node.script))
+            return node._replace(workdir=workdir, script=script)
+
+        words = (change(self.program.words[0]), *self.program.words[1:])
+        spares = tuple(map(changed, self.membership.spares))
         return self._replace(
-            program=self.program._replace(words=words, workdir=moved(self.program.workdir)),
-            nodes=tuple(map(moved_node, self.nodes)),
+            program=self.program._replace(words=words, workdir=change(self.program.workdir)),
+            nodes=tuple(map(changed, self.nodes)),
             membership=self.membership._replace(spares=spares),
         )
 
@@ -510,9 +515,12 @@ class JobSpec(Frozen):
 
     def address_path(self, node: int) -> str:
         """Return the key that sets the address of a node of the pool, if it is the job's first node."""
-        own, named = self.pool[node].path, "" if node else self.master_path
-        whole = "master_addr" if self.places else "the rendezvous endpoint"
-        return named or (f"{own}.address" if own.endswith("]") else whole)
+        if not node and (self.master_path or not self.places):
+            return self.master_path or "the rendezvous endpoint"
+        own = self.pool[node].path
+        if own.endswith("]") and sum(other.path == own for other in self.pool) == 1:
+            return f"{own}.address"
+        return "address in an entry of nodes for this host alone" if node else "master_addr"
 
     @property
     def names_join_limit(self) -> bool:

@@ -540,7 +540,7 @@ class Record(Type):
         return _mapping_hint(value) or super().hint(value, path)
 
     def _unknown(self, key: str, place: Place, path: str, entry: Value) -> Problem:
-        """Return the problem with an unknown key, naming the key that was probably meant."""
+        """Return the problem for an unknown key, naming the key that was probably meant."""
         section, _, inner = self.foreign.get(key, "").partition(".")
         if hint := colon_hint(key, place):
             return place.problem(path, hint)

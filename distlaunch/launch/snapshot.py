@@ -65,6 +65,8 @@ LOCKS = {
 
 def with_tree(spec: JobSpec) -> JobSpec:
     """Return `spec` with the snapshot of its code. Raises `DistlaunchError`."""
+    root = _root_of(spec)[0]
+    spec = spec.with_paths(lambda path: _below(root, path))
     tree, entries = take(spec)
     return spec._replace(tree=tree) if spec.setup is None else _with_setup(spec, tree, spec.setup, entries)
 
@@ -78,8 +80,15 @@ def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry
         raise _missing(spec, "setup", tree.root, paths[missing[0]])
     names = [name for name in LOCKS.get(setup.kind, ()) if name != PYTHON_VERSION]
     if names and not {*names} & {*found}:
-        what = f"the code in {spec.program.workdir} has none of {', '.join(names)}"
-        raise spec.error("setup", f"{what}: create one or, if it exists, {_INCLUDE}")
+        what = f"the workdir, {spec.program.workdir}, has none of {', '.join(names)}"
+        if not f"{spec.program.workdir}/".startswith(f"{tree.root}/"):
+            raise spec.error(
+                "setup", f"{what}, because it is outside the code in {tree.root}; correct workdir"
+            )
+        advice = (
+            f"create one there, set workdir to the directory that has it or, if git ignores it, {_INCLUDE}"
+        )
+        raise spec.error("setup", f"{what}: {advice}")
     if setup.kind == "controller":
         packages = (entry for entry in sorted(entries) if entry.path.startswith(f"{WHEELS}/"))
         found = {entry.path: entry.content for entry in packages}
@@ -87,16 +96,32 @@ def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry
     return spec._replace(tree=tree._replace(environment=key), setup=setup._replace(files=tuple(found)))
 
 
-def take(spec: JobSpec) -> tuple[Tree, list[Entry]]:
-    """Put a job's code into this machine's store. Return its tree and entries. Raises `DistlaunchError`."""
+def _root_of(spec: JobSpec) -> tuple[str, str, bool]:
+    """Return the root of a job's code, the job file's directory, and whether the root is a git repository."""
     directory = os.path.realpath(os.path.dirname(spec.invocation.file) or os.getcwd())
     found = _git(directory, "rev-parse", "--show-toplevel")
-    root = directory if found is None else found.removesuffix("\n")
+    return directory if found is None else found.removesuffix("\n"), directory, found is not None
+
+
+def _below(root: str, path: str) -> str:
+    """Return `path` as written below `root` if it is there, perhaps through ~ or symlinks; else unchanged."""
+    whole = os.path.expanduser(path)
+    # A symlink in the code may be the script itself, and keeps its name.
+    named = os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))
+    for real in (named, os.path.realpath(whole)):
+        if os.path.isabs(whole) and f"{real}/".startswith(f"{root}/"):
+            return real
+    return path
+
+
+def take(spec: JobSpec) -> tuple[Tree, list[Entry]]:
+    """Put a job's code into this machine's store. Return its tree and entries. Raises `DistlaunchError`."""
+    root, directory, in_git = _root_of(spec)
     with _explained("can't save the code for the nodes"):
         store = local_store()
-        paths = _walked(root) if found is None else _of_git(root, "")
+        paths = _of_git(root, "") if in_git else _walked(root)
         entries = _entries(store, spec, root, directory, paths)
-        commit, dirty = ("", False) if found is None else _state(root)
+        commit, dirty = _state(root) if in_git else ("", False)
         _check_program(spec, root, {entry.path for entry in entries})
         entries += _packages(store, spec, {path_in(root, entry.path) for entry in entries})
         digest = store.put(manifest_text(entries))
@@ -197,7 +222,8 @@ def check_out(directory: str, to: str) -> int:
 
     Raises `DistlaunchError`.
     """
-    commit = f"if plan.json in {directory} names a git commit, use it, with the changes in code.diff"
+    commit = f"if plan.json in {directory} names a git commit, use it, with the changes in code.diff; "
+    commit += "both lack files that git didn't track"
     with _explained(f"can't write the code into {to}"):
         try:
             with open(fd_of(directory, CODE), "rb") as file:
@@ -214,6 +240,7 @@ def check_out(directory: str, to: str) -> int:
         import shutil  # slow to import, and few runs need it
 
         os.mkdir(to)
+        wrong = []
         for entry in entries:
             path = os.path.join(to, entry.path)
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -225,7 +252,11 @@ def check_out(directory: str, to: str) -> int:
             with open(path, "rb") as file:
                 unchanged = digest_of(file.read()) == entry.content
             if not unchanged:
-                raise DistlaunchError(f"{DEFAULT_BASE} was changed, so {path} is wrong; {commit}")
+                wrong.append(entry.path)
+                os.remove(path)
+        if wrong:
+            what = f"{DEFAULT_BASE} was changed, so {to} lacks {listed(wrong)}"
+            raise DistlaunchError(f"{what}; {commit}")
     return len(entries)
 
 
@@ -326,10 +357,9 @@ def _matching(spec: JobSpec, patterns: Iterable[str], paths: Iterable[str]) -> I
 
     try:
         return GitIgnoreSpec.from_lines(patterns).match_files(paths)
-    except ValueError as error:
-        raise spec.error(
-            "sync", f"a pattern in {IGNORE_FILE}, sync.include or sync.exclude is wrong: {error}"
-        ) from None
+    except (ValueError, re.error) as error:
+        what = f"a pattern in {IGNORE_FILE}, sync.include or sync.exclude is invalid: {error}"
+        raise spec.error("sync", what) from None
 
 
 def _check_program(spec: JobSpec, root: str, paths: set[str]) -> None:
@@ -345,14 +375,21 @@ def _check_program(spec: JobSpec, root: str, paths: set[str]) -> None:
 
 def _missing(spec: JobSpec, key: str, root: str, path: str) -> JobError:
     """Return the error about the value of `key`: the file at `path` is not part of the code in `root`."""
-    path = os.path.expanduser(path)
+    path = _below(root, os.path.expanduser(path))
     if not os.path.exists(path):
         return spec.error(key, f"{path} does not exist")
     if os.path.isdir(path):
         return spec.error(key, f"{path} is a directory; write the path of a file")
     if not path.startswith(f"{root}/"):
         return spec.error(key, f"{path} is outside the code in {root}; move it there")
-    return spec.error(key, f"{os.path.relpath(path, root)} is not part of the code in {root}; {_INCLUDE}")
+    name, runs = os.path.relpath(path, root), os.path.relpath(os.path.realpath(spec.logs.directory), root)
+    if name.startswith(f"{runs}/"):
+        return spec.error(
+            key, f"{name} is in logs.dir, which is not copied; set logs.dir to another directory"
+        )
+    if ABOUT_RUN.search(name):
+        return spec.error(key, f"{name} looks like a file of a run, and these are not copied; rename it")
+    return spec.error(key, f"{name} is not part of the code in {root}; {_INCLUDE}")
 
 
 # Their contents

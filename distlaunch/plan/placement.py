@@ -184,7 +184,10 @@ def _check_console(spec: JobSpec, world_size: int) -> None:
     for i, rank in enumerate(listed):
         if rank >= world_size:
             ranks = f"ranks 0 to {world_size - 1}" if world_size > 1 else "only rank 0"
-            raise spec.error(f"logs.console[{i}]", f"rank {rank} does not exist: the job has {ranks}")
+            text = f"rank {rank} does not exist: the job has {ranks}"
+            if spec.mpirun.hosts:
+                text = "mpirun merges the output of all ranks; remove this key"
+            raise spec.error(f"logs.console[{i}]", text)
 
 
 def foreseen_master(spec: JobSpec, master_address: str | None) -> str:
@@ -237,7 +240,9 @@ def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
     short = [node for node in nodes if node.gpu_flaw]
     if spec.backend == "nccl" and short:
         text = f"nccl needs a GPU for each worker, but {short[0].label} has {short[0].gpu_flaw}"
-        advice = "lower procs_per_node, use backend: gloo, or set gpus_per_node if the node has more"
+        fewer = "lower procs_per_node" if short[0].gpus else "check the driver"
+        advice = f"{fewer}, use backend: gloo or, if the node has more, correct gpus_per_node, or "
+        advice += "CUDA_VISIBLE_DEVICES there"
         raise spec.error("backend", f"{text}; {advice}")
     return spec.backend if spec.backend != "auto" else "gloo" if short else "nccl"
 

@@ -71,6 +71,7 @@ DEFAULT = "slurm"
 """The scheduler to use if nothing else selects one."""
 NAMED = "DISTLAUNCH_SCHEDULER"
 """The variable that names a process's scheduler if the scheduler isn't in the table."""
+MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PALS_RANKID")
 
 

@@ -286,7 +286,7 @@ def _mistakes(spec: JobSpec, scheduler: Scheduler) -> Iterator[tuple[str, str]]:
         total = f"{scheduler.key}.nodes to the total number of nodes, including spares"
         yield "spares", f"{scheduler.title} chooses the hosts: set spares: rest, and {total}"
     if spec.restarts.requeue and not scheduler.answers:
-        yield "restarts.requeue", f"distlaunch can't requeue {scheduler.title} jobs; remove it"
+        yield "restarts.requeue", f"distlaunch can't requeue {scheduler.title} jobs; remove this key"
     yield from scheduler.mistakes(spec)
     if not asked.get("setup"):  # setup may create missing files
         yield from _missing(spec)

@@ -78,13 +78,13 @@ class Lsf(base.Scheduler):
 
     def listing(self, environ: Mapping[str, str]) -> str:
         """Return the path of the file that lists the hosts if they don't fit into a variable."""
-        return "" if environ.get("LSB_MCPU_HOSTS") else environ["LSB_DJOB_HOSTFILE"]
+        return "" if environ.get("LSB_MCPU_HOSTS") else environ.get("LSB_DJOB_HOSTFILE", "")
 
     def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation:
         """Return the hosts. A job of an array isn't `queued`, because its ID in the queue is different."""
         index = environ.get("LSB_JOBINDEX", "0")
         not_in_array = index in ("", "0")
-        job = environ["LSB_JOBID"] + ("" if not_in_array else f"[{index}]")
+        job = environ.get("LSB_JOBID", "") + ("" if not_in_array else f"[{index}]")
         queued = not_in_array and "LSB_JOBFILENAME" in environ and not environ.get("LSB_INTERACTIVE")
         nodes = queue.listed_nodes(self.title, _slots(environ, listed), environ)
         return Allocation(self.name, self.title, job, nodes, queued)

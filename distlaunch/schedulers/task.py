@@ -72,8 +72,9 @@ def check_devices(task: Task, environ: Mapping[str, str]) -> None:
     empty = "for a CPU job, make CUDA_VISIBLE_DEVICES empty"
     if seen == 1:
         raise UsageError(
-            f"each task sees one GPU ({what}), but scripts use cuda:LOCAL_RANK: use {task.advice.own_gpu}"
-            f"{virtual}, which sets LOCAL_RANK to 0; if they share it, start one task per node; {empty}"
+            f"each task sees one GPU ({what}), but scripts use cuda:LOCAL_RANK: if each has its own, use "
+            f"{task.advice.own_gpu}{virtual}, which sets LOCAL_RANK to 0; if they share it, request more "
+            f"GPUs, or start one task per node; {empty}"
         )
     tasks, fitting = counted(task.local_size, "task"), task.advice.tasks.format(seen)
     fix = f"request more GPUs, or use {fitting}; if each task has its own GPUs, use {virtual}; {empty}"
@@ -88,7 +89,10 @@ def check_master(task: Task, environ: Mapping[str, str]) -> None:
     if port and not (port.isdecimal() and 0 < int(port) < 65536):
         raise UsageError(f"MASTER_PORT={port} is not a port from 1 to 65535")
     known = {name.partition(".")[0] for name in task.nodes}
-    if known and host and not host[0].isdigit() and ":" not in host and host.partition(".")[0] not in known:
+    # Clusters name other interfaces of a host after it: node1i, node1-ib0.
+    if known and host and not host[0].isdigit() and ":" not in host and not host.startswith((*known,)):
+        if host == "localhost" and len(task.nodes) == 1:
+            return
         raise UsageError(
             f"MASTER_ADDR={host} is not among this step's hosts ({listed(task.nodes)}): unset MASTER_ADDR "
             f"and MASTER_PORT, or set MASTER_ADDR to {task.nodes[0]} or its IP address"

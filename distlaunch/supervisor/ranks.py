@@ -35,7 +35,7 @@ MESSAGE_S = 15.0
 """Seconds from the start until the ranks that have not joined are listed. This time doubles with each
 message."""
 
-_UNUSED = "the script does not use MASTER_ADDR and MASTER_PORT"
+_APART = "ranks that never call torch.distributed.init_process_group run independently"
 SETTLE_S = 2.0
 """Seconds for a stall to spread to every rank that it blocks, in addition to one interval between checks,
 since agents check at different moments."""
@@ -168,11 +168,14 @@ def join_message_due(state: State, now: float) -> Step:
     if _uses_rendezvous(state):
         return state, (ShowMessage("info" if first else "warning", missing_words(state, missing)),)
     alone = len(state.workers) == 1  # a single rank doesn't wait for others
-    # torchrun has no such key, and an explicit limit ends the job if this is ignored.
-    usual = "ignore this" if not state.spec.places else "ignore this or set rendezvous: none"
-    advice = "set rendezvous: none" if state.spec.names_join_limit else usual
-    text = f"{missing_words(state, missing)}; if {_UNUSED}, {advice}"
+    text = f"{missing_words(state, missing)}; {_APART}{_if_intended(state)}"
     return state, (ShowMessage("info", text),) if first and not alone else ()
+
+
+def _if_intended(state: State) -> str:
+    """Return advice for ranks that don't use the rendezvous. torchrun has no such key."""
+    instead = "replace timeouts.join with" if state.spec.names_join_limit else "set"
+    return f"; if that is intended, {instead} rendezvous: none" if state.spec.places else ""
 
 
 def join_overdue(state: State, now: float) -> Step:
@@ -182,7 +185,7 @@ def join_overdue(state: State, now: float) -> Step:
     missing = missing_ranks(state)
     text = f"{missing_words(state, missing)}; gave up after {limit}{state.spec.key_words('timeouts.join')}"
     if not _uses_rendezvous(state):
-        text += f"; if {_UNUSED}, set rendezvous: none"
+        text += f"; {_APART}{_if_intended(state)}"
     elif missing[0].trying:  # otherwise, others may just be waiting for rank 0
         text += root_cause.network_advice(state)
     return state, (JobOver(Cause(text, Exit.TIMEOUT, now)),)

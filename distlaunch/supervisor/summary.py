@@ -319,7 +319,7 @@ def unstarted(why: str, exit_status: int) -> dict[str, Any]:
 
 
 def _end_of(lines: list[str], whole: int) -> list[str]:
-    """Return the end of `lines`, which are themselves the last of `whole` lines.
+    """Return the end of `lines`, which is itself the end of an output of `whole` lines.
 
     A long traceback keeps its first lines, which are usually those of the user's own code.
     """

@@ -270,7 +270,7 @@ def test_names_gpus_and_libraries_of_one_host(site: Site, tmp_path: Path) -> Non
         "GPU 1 already has 40 GiB of 80 GiB in use",
         "GPU 1 is throttled (temperature)",
         "GPU 1 is divided (MIG)",
-        "the kernel log has Xid 79 (0000:3b:00)",
+        "since the node started, its kernel has logged Xid 79 (0000:3b:00)",
         "the number or model of GPUs differs: 2 x Toy H100 instead of 3 x Toy H100",
     ]
     assert len(found(report)) == len(told) + 1

@@ -283,7 +283,7 @@ def test_a_base_of_another_user_is_refused(desk: Desk) -> None:
     os.chown(place, 12345, 12345)
     done = desk.run(sync={"to": str(place)})
     assert done.returncode == 1
-    assert f"{place} belongs to another user; on a node, set sync.to" in done.stderr
+    assert f"{place} belongs to another user; for a node, set sync.to" in done.stderr
     assert [*place.iterdir()] == []
 
 

@@ -144,7 +144,7 @@ STRIKES = {
 @pytest.mark.parametrize("nodes", ["command", PODMAN], indirect=True)
 @pytest.mark.parametrize("strike", STRIKES)
 def test_no_process_of_a_job_outlives_it(tmp_path: Path, nodes: str, strike: str) -> None:
-    """For ssh and Slurm the fault catalogue does all this, and more."""
+    """For ssh and Slurm the fault catalog does all this, and more."""
     worker, status, told = STRIKES[strike]
     with running(write_job(tmp_path, worker, nodes), "--set", "timeouts.stop=1s") as run:
         pids = run.wait_ready(2 * RANKS if worker == DAEMONS else RANKS)

@@ -1,6 +1,6 @@
 """Hosts that can't be used, each in its own way: named, with ssh's own words, and nothing started anywhere.
 
-Those of the fault catalogue are in tests/faults/test_ssh.py.
+Those of the fault catalog are in tests/faults/test_ssh.py.
 """
 
 import os

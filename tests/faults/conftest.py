@@ -1,4 +1,4 @@
-"""Fixtures of the fault catalogue: a pace (shortened or default settings), figures, the table at the end."""
+"""Fixtures of the fault catalog: a pace (shortened or default settings), figures, the table at the end."""
 
 import os
 from collections.abc import Generator, Iterator
@@ -57,14 +57,14 @@ def nodes(request: pytest.FixtureRequest) -> str:
 def figures(request: pytest.FixtureRequest) -> Iterator[Figures]:
     """Figures of the fault that the test's marker names: ``@pytest.mark.fault(NUMBER, NAME, promise=N)``."""
     marker = request.node.get_closest_marker("fault")
-    assert marker is not None, "a test of the catalogue needs its fault's marker"
+    assert marker is not None, "a test of the catalog needs its fault's marker"
     number, name = marker.args
     params: dict[str, Any] = request.node.callspec.params if hasattr(request.node, "callspec") else {}
     by = _BY.get(params.get("bed") or params.get("nodes") or "", "")
     noted = Figures(number, name + by, str(marker.kwargs.get("promise", "")))
     yield noted
     outcome = request.node.stash.get(_OUTCOME, "skipped")
-    assert noted.rows or outcome != "kept", "a test of the catalogue notes a figure"
+    assert noted.rows or outcome != "kept", "a test of the catalog notes a figure"
     rows = [row._replace(outcome=outcome)._asdict() for row in noted.rows]
     request.node.user_properties.append((_TOLD, rows))
 
@@ -102,7 +102,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     text = table(rows)
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     (DIRECTORY / "faults.md").write_text(text)
-    terminalreporter.section("fault catalogue")
+    terminalreporter.section("fault catalog")
     if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
         terminalreporter.write_line(f"{len(rows)} rows in {DIRECTORY / 'faults.md'}")
     else:

@@ -1,4 +1,4 @@
-"""The figures of the fault catalogue: the pace of the faults, what was measured, and the table of all."""
+"""The figures of the fault catalog: the pace of the faults, what was measured, and the table of all."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 def fault(number: int, name: str, promise: str, *values: Any, alone: bool = False) -> Any:
-    """A row of a table of faults of the catalogue: the values of its test's parameters."""
+    """A row of a table of faults of the catalog: the values of its test's parameters."""
     marks = [pytest.mark.fault(number, name, promise=promise), *([pytest.mark.alone] if alone else [])]
     return pytest.param(*values, id=name, marks=marks)
 

@@ -1,4 +1,4 @@
-"""Jobs of the catalogue's tests, how they end, and what must be gone then."""
+"""Jobs of the catalog's tests, how they end, and what must be gone then."""
 
 import contextlib
 import json

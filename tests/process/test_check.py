@@ -150,7 +150,9 @@ def test_names_ranks_that_are_here_already(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "1000"], env={**os.environ, **env}) as other:
         report = checked(tmp_path)[1]
         other.kill()
-    assert ("warning", "found 1 rank of other-run already running") in said(report, "load")
+    assert ("warning", f"found 1 rank of other-run already running, such as sleep (pid {other.pid})") in said(
+        report, "load"
+    )
 
 
 MEMORY = 64 << 30

@@ -19,7 +19,7 @@ import pytest
 from distlaunch.agent.tree import LINK, PROGRAM, Entry, digest_of, manifest_text
 from distlaunch.cli.job_file import load_job
 from distlaunch.errors import DistlaunchError
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import DEFAULT_BASE, JobSpec
 from distlaunch.launch import snapshot
 from tests.harness import completed, distlaunch, program
 from tests.unit.samples import longest_file
@@ -181,6 +181,19 @@ def test_patterns_choose_files(job: Path, ignored: str, sync: dict[str, Any], fo
     write(job, {"big.pt": "", "sub/x.pt": "", "lib/a.py": "", "data/a.bin": "", "data/b.bin": ""})
     write(job, {".distlaunchignore": os.fsencode(ignored)})
     assert names(job, sync=sync or True) == sorted([".distlaunchignore", "train.py", *found])
+
+
+@pytest.mark.parametrize(("workdir", "script"), [("~/../job", "train.py"), ("~", "~/../link/train.py")])
+def test_paths_through_the_home_or_a_symlink_lead_to_the_copy(job: Path, workdir: str, script: str) -> None:
+    (job.parent / "home").mkdir()
+    (job.parent / "link").symlink_to("job")
+    (job / "again.py").symlink_to("train.py")
+    nodes = [{"host": "localhost", "script": f"{job.parent}/link/again.py"}]
+    spec = snapshot.with_tree(spec_of(job, workdir=workdir, script=script, nodes=nodes)).in_tree("run")
+    run = f"{DEFAULT_BASE}/runs/run"
+    assert spec.program.workdir == (run if script == "train.py" else "~")
+    assert spec.program.words == ("train.py" if script == "train.py" else f"{run}/train.py",)
+    assert spec.nodes[0].script == f"{run}/again.py"
 
 
 def test_a_program_keeps_its_bit_and_a_link_its_target(job: Path) -> None:
@@ -356,7 +369,7 @@ def test_an_environment_whose_torch_can_not_be_imported_is_an_error(
 def test_check_refuses_what_run_would_refuse(job: Path) -> None:
     spec_of(job, setup="uv")
     write(job, {".python-version": "3.12"})
-    words = "has none of uv.lock, requirements.txt, pyproject.toml: create one or, if it exists, list it in"
+    words = "has none of uv.lock, requirements.txt, pyproject.toml: create one there, set workdir to"
     assert words in distlaunch("check", "job.yaml", cwd=job, status=2).stderr
     write(job, {"requirements.txt": ""})
     done = distlaunch("check", "job.yaml", cwd=job)

@@ -107,7 +107,7 @@ USELESS = [
         "spares: Slurm chooses the hosts: set spares: rest, and slurm.nodes to the total",
     ),
     ("grid-engine", "nodes: 2", "grid_engine.pe: name a parallel environment"),
-    ("grid-engine", "restarts: {requeue: 2}", "distlaunch can't requeue Grid Engine jobs; remove it"),
+    ("grid-engine", "restarts: {requeue: 2}", "distlaunch can't requeue Grid Engine jobs; remove this key"),
     ("pbs", "nodes: [a, b]", "nodes: PBS chooses the hosts: set nodes to the number of nodes"),
 ]
 

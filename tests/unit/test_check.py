@@ -95,7 +95,10 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
         "warning devices: GPU 1 already has 40 GiB of 80 GiB in use, by python (pid 812)",
     ),
     (gpu(ecc=2), "warning devices: GPU 1 has had 2 uncorrectable memory errors"),
-    ({"devices.xids": [["0000:3b:00", 79]]}, "warning devices: the kernel log has Xid 79 (0000:3b:00)"),
+    (
+        {"devices.xids": [["0000:3b:00", 79]]},
+        "warning devices: since the node started, its kernel has logged Xid 79 (0000:3b:00)",
+    ),
     ({"network.master": []}, "error network: can't resolve MASTER_ADDR a"),
     ({"network.master": ["127.0.0.1"]}, "error network: MASTER_ADDR a resolves to 127.0.0.1"),
     (

@@ -107,7 +107,7 @@ def test_explains_mistakes_about_the_endpoint(words: str, told: str) -> None:
 @pytest.mark.parametrize("words", [MEET, ("--nnodes=1:2", *MEET[1:]), STATIC])
 def test_refuses_several_launchers_on_a_node(words: tuple[str, ...]) -> None:
     gathering(*words, SLURM_STEP_NUM_NODES="2", SLURM_STEP_NUM_TASKS="2")
-    told = r"this Slurm step has 3 tasks on 2 nodes, but --nnodes is (1:)?2: set --nnodes to 2, .*: "
+    told = "this Slurm step has 3 tasks on 2 nodes: start one launcher on each node: "
     told += "srun --nodes=2 --ntasks=2 --ntasks-per-node=1"
     with pytest.raises(UsageError, match=told):
         gathering(*words, SLURM_STEP_NUM_NODES="2", SLURM_STEP_NUM_TASKS="3")  # heterogeneous

@@ -125,7 +125,7 @@ def test_auto_is_nccl_only_where_every_worker_has_a_gpu(text: str, gpus: list[in
 def test_nccl_without_enough_gpus_is_refused_with_the_nodes_name() -> None:
     words = refusal("nodes: [a, b]\nbackend: nccl\nprocs_per_node: 4", 4, 2)
     told = "job.yaml:3:10: backend: nccl needs a GPU for each worker, but b has 2 GPUs for 4 workers;"
-    assert words.startswith(told) and words.endswith("or set gpus_per_node if the node has more")
+    assert words.startswith(told) and words.endswith("correct gpus_per_node, or CUDA_VISIBLE_DEVICES there")
 
 
 def test_refuses_unknown_gpus_and_says_what_to_do() -> None:

@@ -63,6 +63,9 @@ def test_only_the_first_task_of_a_step_runs_a_job() -> None:
     refuse_copy({"SLURM_JOB_ID": "3", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"})  # a batch script
     with pytest.raises(UsageError, match="this Slurm step has 2 tasks, of which only the first runs"):
         refuse_copy({**step, "SLURM_PROCID": "1"})
+    refuse_copy({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "8"})
+    with pytest.raises(UsageError, match="mpirun started 8 tasks, of which only the first runs"):
+        refuse_copy({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8"})
 
 
 # Steps

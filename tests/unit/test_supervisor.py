@@ -905,7 +905,8 @@ def test_says_why_ranks_have_not_joined(events: list[Event], words: str) -> None
 
 
 OVERDUE = f"; {WAIT_FOR_0}; gave up after 10 min (timeouts.join)"
-ADVICE = "if the script does not use MASTER_ADDR and MASTER_PORT, set rendezvous: none"
+APART = "ranks that never call torch.distributed.init_process_group run independently; if that is intended,"
+ADVICE = f"{APART} replace timeouts.join with rendezvous: none"
 JOIN_LIMITS: dict[str, tuple[str, float, list[Event], float, str]] = {
     "the default": ("", 0.0, OTHERS_REFUSED, 600.0, OVERDUE),
     "rank 0 has exited": ("", 0.0, [ended(0, 0), *OTHERS_REFUSED], 600.0, OVERDUE),
@@ -940,13 +941,13 @@ def test_reports_once_that_all_ranks_joined_and_different_versions_of_torch(othe
     assert job.state.next_due is None
 
 
-@pytest.mark.parametrize(("times", "way"), [("", "ignore this or set"), ("join: 5m", "set")])
+@pytest.mark.parametrize(("times", "way"), [("", "set"), ("join: 5m", "replace timeouts.join with")])
 def test_a_job_that_does_not_use_the_rendezvous_gets_one_message_and_no_limit(times: str, way: str) -> None:
     job = History(with_times(times)).to_running()
     job.feed(RanksLag(0, ((0, False, "torch imported, busy"), (1, False, "has not imported torch yet"))))
     (words,) = texts(job.tick(), "info")
     assert words.startswith(f"{FIRST} (a, pid 100: torch imported, busy), rank 1 (")
-    assert words.endswith(f"; if the script does not use MASTER_ADDR and MASTER_PORT, {way} rendezvous: none")
+    assert words.endswith(f"; {APART} {way} rendezvous: none")
     if not times:
         assert [job.tick() for _ in range(20)] == [[]] * 20
         job.now_in(Phase.RUNNING)

@@ -115,8 +115,8 @@ WRONG = [
     ("rendezvous: {backend: etcd-v2}", "rendezvous.backend: etcd-v2 needs the host:port"),
     ("rendezvous: {backend: etcd-v2, endpoint: etcd}", "rendezvous.endpoint: etcd-v2 needs"),
     (ETCD.replace("}", ", conf: {a: 'b,c'}}"), "rendezvous.conf.a: expected a non-empty value"),
-    ("rendezvous: {conf: {a: b}}", "rendezvous.conf: conf has an effect only with backend: etcd-v2"),
-    ("rendezvous: {backend: c10d, conf: {a: b}}", "rendezvous.conf: conf has an effect only with"),
+    ("rendezvous: {conf: {a: b}}", "rendezvous.conf: has an effect only with rendezvous.backend: etcd-v2"),
+    ("rendezvous: {backend: c10d, conf: {a: b}}", "rendezvous.conf: has an effect only with"),
 ]
 
 
