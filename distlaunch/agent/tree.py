@@ -366,7 +366,9 @@ class Store:
         for entry in entries:
             path = os.path.join(directory, entry.path)
             if not is_as_listed(path, entry):
-                raise TreeError("%s was changed during the run; ranks must write to other files" % path)
+                raise TreeError(
+                    "%s was changed during the run; ranks and setup must write to other files" % path
+                )
             yield 0.0
 
     def release(self) -> str:

@@ -249,7 +249,7 @@ def _disks(facts: Mapping[str, Any]) -> Iterator[Finding]:
                 why = "checkpoints can't be saved there"
                 do = "make it writable, or save them elsewhere (with sync: true, set sync.to)"
             yield _warning("place", what, why, do)
-        elif free < LOW_DISK:
+        elif disk.get("free") is not None and free < LOW_DISK:
             what = f"the disk with {path} has only {size_words(free)} free"
             yield _warning("place", what, "writing to it may fail", "free up some space")
         elif disk.get("files") is not None and files < LOW_FILES:
@@ -379,7 +379,7 @@ def _interfaces(facts: Mapping[str, Any], backend: str) -> Iterator[Finding]:
     for variable, value in _texts(facts.get("named")):
         names = value.split(",") if variable == "GLOO_SOCKET_IFNAME" else chosen_by_nccl(value, interfaces)
         if variable in interface_variables(backend) and not (names and {*names} <= {*interfaces}):
-            what = f"no interface matches {variable}={value} (interfaces: {listed(interfaces)})"
+            what = f"{variable}={value} names an interface that isn't there ({listed(interfaces)})"
             do = "correct or remove the variable (in env, or on the node)"
             yield _error("network", what, "ranks can't connect", do)
     for port, state in _texts(facts.get("ib")):

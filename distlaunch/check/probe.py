@@ -73,10 +73,11 @@ def place(asked: Facts) -> Facts:
         if os.path.isdir(path):
             disk = os.statvfs(path)
             writable = os.access(path, os.W_OK) and not disk.f_flag & os.ST_RDONLY
+            free = disk.f_bavail if os.geteuid() else disk.f_bfree
             facts["disks"][name] = {
                 "path": path,
                 "size": disk.f_blocks * disk.f_frsize,
-                "free": disk.f_bavail * disk.f_frsize,
+                "free": free * disk.f_frsize if disk.f_blocks else None,
                 "files": disk.f_favail if disk.f_files else None,
                 "writable": writable,
             }

@@ -46,8 +46,7 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
     Raises `DistlaunchError`.
     """
     if words and words[0].endswith((".yaml", ".yml", ".py")):
-        command = "torchrun" if words[0].endswith(".py") else "run"
-        say(f"{words[0]!r} is not a command; to run it, use `distlaunch {command} {quote(words[0])}`")
+        say(f"{words[0]!r} is not a command; to run it, use `distlaunch run {quote(words[0])}`")
         return Exit.USAGE
     if not app.registered_groups and words[:1] not in [[each.name] for each in app.registered_commands]:
         add_other_commands()  # this module's own commands don't need them
@@ -198,7 +197,10 @@ def dry_run(
     settings = settings_of(overrides, unsynced=unsynced)
     spec = with_code(load_job(job, settings, words, Typed(module, hosts, ranks, save)))
     if spec.tree and style in ("shell", "torchrun"):
-        say("only `run` copies the code: these commands need it at the same path on every node")
+        what, need = (
+            ("copies the code", "it") if not spec.setup else ("builds the environment", "it, and the code")
+        )
+        say(f"only `run` {what}: these commands need {need} at the same path on every node")
     elif spec.tree:
         spec = spec.in_tree(spec.name)
     if spec.hosts_unknown:

@@ -119,9 +119,11 @@ def _checked(script: str | None, typed: Typed, settings: Sequence[str]) -> str |
 def _ask_script() -> str:
     found = sorted(glob.glob("*.py"))
     default = next((name for name in ("train.py", "main.py", *found) if name in found), "")
-    while not (answer := _ask("script", default)).endswith(".py") or not os.path.isfile(answer):
+    while True:
+        answer = os.path.expanduser(_ask("script", default))
+        if answer.endswith(".py") and os.path.isfile(answer):
+            return answer
         say(f"no Python script {answer!r} here" if answer else "name a Python script")
-    return answer
 
 
 def _ask_hosts() -> str | None:

@@ -182,9 +182,9 @@ def read_job(path: str) -> str:
         hint = f"`distlaunch dry-run {quote(path)} --save job.yaml` creates one"
         raise UsageError(f"{path} is a script, not a job file: {hint}")
     text = read_text(path)
-    if "\n#SBATCH" in f"\n{text}":
-        hint = f"`distlaunch import sbatch {quote(path)}` converts it to a job file"
-        raise UsageError(f"{source_of(path)} is a Slurm batch script: {hint}")
+    if text.startswith("#!") and "\n#SBATCH" in text:
+        hint = f"submit it with sbatch, or convert it with `distlaunch import sbatch {quote(path)}`"
+        raise UsageError(f"{source_of(path)} is a Slurm batch script, not a job file: {hint}")
     return text
 
 

@@ -227,9 +227,14 @@ def submit_on(
     """Submit the job remotely with the options `to`; return the exit status. Raises `DistlaunchError`."""
     spec = job_of(read_job(job), job, overrides, args, submitted=True)
     config = config or spec.ssh.config
-    status, text = _output_of(ssh_to(host, config), ("submit", "-", *to), job, spec, overrides, args)
+    ssh, waits = ssh_to(host, config), "--wait" in to and not {"--json", "--dry-run"} & {*to}
+    # Otherwise, the ID would be printed only at the end.
+    words = [word for word in to if word != "--wait"] if waits else to
+    status, text = _output_of(ssh, ("submit", "-", *words), job, spec, overrides, args)
     queued = len(text.split()) == 1
     print_text(f"{host}:{text}" if queued else text)
+    if status == Exit.OK and queued and waits:
+        return run_there(ssh, Request(("wait", text.strip())))
     if status == Exit.OK and queued and sys.stderr.isatty():
         option = f" --ssh-config {shlex.quote(config)}" if config else ""
         say(f"submitted on {host}; follow it with `distlaunch attach{option} {host}:{text.strip()}`")

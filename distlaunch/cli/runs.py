@@ -228,6 +228,10 @@ def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run
     return run, stopped
 
 
+_WITH_RUNS_STATUS = ("attach", "view", "wait")
+"""Commands that exit with the status of the run."""
+
+
 def run_elsewhere(context: typer.Context, word: str | None) -> None:
     """Run this command on the host in `word`, or on the host that controls the run; exit with its status.
 
@@ -237,7 +241,7 @@ def run_elsewhere(context: typer.Context, word: str | None) -> None:
     host, colon, rest = word.partition(":")
     if host and colon and os.sep not in host and not os.path.exists(word):
         status = _run_there(context, word, rest, (host, context.meta["ssh_config"]))
-        if status == Exit.USAGE:
+        if status == Exit.USAGE and context.command.name not in _WITH_RUNS_STATUS:
             what = "" if rest else f"`{word}` means the latest run in your home directory on {host}; "
             config = context.meta["ssh_config"]
             option = f"--ssh-config {quote(config)} " if config else ""
@@ -259,7 +263,7 @@ def _run_there(context: typer.Context, typed: str, run: str, way: Sequence[Any])
     ssh, words = ssh_to(*way), with_rest(context.obj.words, typed, run)
     if context.command.name == "view":
         return show_there(ssh, words, {_NAME: typed})
-    return run_there(ssh, Request(words), name=typed if context.command.name == "attach" else "")
+    return run_there(ssh, Request(words), name=(typed or run) if context.command.name == "attach" else "")
 
 
 def follow_each(which: str | None, show: Callable[[Run, Interrupts], Run], detaches: bool = False) -> Run:

@@ -70,7 +70,9 @@ def command_draft(words: Sequence[str], cpus: int) -> Draft:
     line = cut_line(words, launcher_at(words), typed)
     if line is None:
         known = "torchrun, python -m torch.distributed.run or .launch, or distlaunch torchrun"
-        raise UsageError(f"expected a command with {known}; to convert a script, use `import sbatch FILE`")
+        raise UsageError(
+            f"expected a command with {known}; to convert a batch script: `distlaunch import sbatch FILE`"
+        )
     draft = Draft("the command line", typed)
     draft.note(_PATHS, *line.notes)
     add_torchrun(draft, line, cpus)
@@ -150,6 +152,8 @@ def launched(words: Sequence[str], at: int) -> tuple[str, list[str]] | None:
     if is_python(name):
         while rest and rest[0] != "-m" and rest[0].startswith("-"):
             rest = rest[2 if rest[0] in ("-W", "-X") else 1 :]
+        if rest and os.path.basename(rest[0]) == "torchrun":
+            return "torchrun", rest[1:]
         name, *rest = rest[1:] if rest[:1] == ["-m"] and rest[1:] else [""]
     if name == "distlaunch" and rest[:1] == ["torchrun"]:
         return "distlaunch.torchrun", rest[1:]

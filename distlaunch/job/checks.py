@@ -89,7 +89,7 @@ def _script(reading: Reading) -> Mistakes:
 
 def _exclusive(reading: Reading) -> Mistakes:
     if "nodes" in reading.checked and "hostfile" in reading.checked:
-        yield "hostfile", "set nodes or hostfile, not both"
+        yield "hostfile", "set nodes or hostfile, not both (--set KEY=null removes one from the job)"
     if reading.checked.get("cpu_binding") and reading.checked.get("numa_binding"):
         yield "cpu_binding", "set numa_binding or cpu_binding, not both"
 
@@ -245,7 +245,10 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
         hint = 'to list pods, write launcher: {command: [kubectl, exec, -i, "{host}", --]}'
         yield key, f"kubernetes.selector selects the pods: remove {key}; {hint}"
     elif launcher == "kubernetes" and not submitted and not reading.section("kubernetes").get("selector"):
-        yield "launcher", "kubernetes needs kubernetes.selector, such as app=train"
+        yield (
+            "launcher",
+            "this launcher uses running pods: set kubernetes.selector to their label, such as app=train",
+        )
     if isinstance(launcher, Mapping):
         missing = _names_hint(spec) if nameless or not spec.pool else ""
         yield from _command(reading, launcher, missing, len(spec.pool))

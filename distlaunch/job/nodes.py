@@ -117,7 +117,8 @@ def parse_endpoint(text: str) -> tuple[str | None, int | None]:
     if host and (error := host_error(host)):
         raise ValueError(error)
     if port is not None and not 0 < port < 65536:
-        raise ValueError(f"port {port} is not in the range 1 to 65535")
+        free = "; for a free port, leave it out" if not port else ""
+        raise ValueError(f"port {port} is not in the range 1 to 65535{free}")
     return host, port
 
 

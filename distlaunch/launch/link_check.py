@@ -6,6 +6,7 @@ The link probe runs instead of the ranks, on separate agents.
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
@@ -200,8 +201,10 @@ def verdict(peers: Peers, rows: Sequence[Row], failures: Mapping[int, str]) -> R
     for row in whole:
         if not findings and not row.busbw:
             what = f"{row.test} across all {peers.noun}s fails, although all measured pairs work: {row.error}"
-            option = "-H" if peers.noun == "node" else "-n"
+            option = "-H or, in an allocation, --set nodes=N" if peers.noun == "node" else "-n"
             do = f"to find the cause, repeat the check with fewer {peers.noun}s ({option})"
+            if len(peers.labels) == 2:
+                do = "run the job with NCCL_DEBUG=INFO to see which connection fails"
             findings = [Finding("error", "links", what, HANG, do)]
     table = tuple((" - ".join(peers.named(pair)), _speed(best[pair]), _speed(median)) for pair in slow)
     words = f"{counted(len(peers.labels), peers.noun)}, {counted(len(best), 'pair')}, median {_speed(median)}"
@@ -236,8 +239,13 @@ def _finding(peers: Peers, about: str, ends: Sequence[int], best: Best, errors: 
     subject = f"an all-reduce {where.format(noun=peers.noun)}"
     if not value:
         error = next((errors[pair] for pair in pairs if pair in errors), "")
+        if re.search("CUDA|out of memory|Duplicate GPU", error):  # not about the link
+            do = "correct this, and check again"
+            what, why = f"{subject} fails{error}", "the link was not measured"
+            return Finding("error", "links", what, why, do, peers.named(ends))
         return Finding("error", "links", f"{subject} doesn't complete{error}", HANG, do, peers.named(ends))
     what = f"{subject} is slow: {_speed(value)}; the median is {_speed(usual(best))}"
+    do = f"unless other jobs are using it now, {do}"
     return Finding("warning", "links", what, "every collective waits for it", do, peers.named(ends))
 
 

@@ -85,14 +85,18 @@ def hurried(spec: JobSpec) -> JobSpec:
 def _run_directory(spec: JobSpec) -> Iterator[Finding]:
     """Yield a finding if the run directory can't be created, or its disk is almost full."""
     directory = spec.logs.directory
-    while not os.path.isdir(directory) and os.path.dirname(directory) != directory:
+    while not os.path.lexists(directory) and os.path.dirname(directory) != directory:
         directory = os.path.dirname(directory)
+    if not os.path.isdir(directory):
+        what = f"the run directory can't be created: {directory} is not a directory"
+        yield Finding("error", "place", what, "the run can't start", "set logs.dir")
+        return
     disk = os.statvfs(directory)
-    free = disk.f_bavail * disk.f_frsize
+    free = (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize
     if not os.access(directory, os.W_OK):
         what = f"the run directory can't be created: {directory} is not writable on this machine"
         yield Finding("error", "place", what, "the run can't start", "set logs.dir")
-    elif free < MIB:
+    elif disk.f_blocks and free < MIB:  # some file systems don't count
         room = f"has only {size_words(free)} free on this machine"
         what = f"the disk for the run directory, {directory}, {room}"
         yield Finding("error", "place", what, "the run can't start", "free up some space, or set logs.dir")

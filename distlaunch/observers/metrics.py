@@ -90,8 +90,8 @@ class Metrics(Observer):
             with contextlib.suppress(OSError):
                 os.unlink(fresh)
             if not self._failed:
-                what = f"can't replace {self._path}: {reason(error)}"
-                self.remark(f"metrics.file: {what}; its directory must exist and be writable; trying again")
+                what = f"metrics.file: can't replace {self._path}: {reason(error)}"
+                self.remark(f"{what}; it must be a file in a writable directory, on a disk that isn't full")
             self._failed = True
 
     def ended(self, summary: Summary) -> None:

@@ -275,7 +275,7 @@ class Recorder(Observer):
             self.remark(f"files removed from {self._directory.path} during the run are lost: {listed(gone)}")
         if self._directory.lost:
             self.remark(self._loss_words())
-        if not os.path.exists(self._directory.path):
+        if not summary.temporary and not os.path.exists(self._directory.path):
             what = "its logs are lost, or incomplete under the new name"
             self.remark(f"{self._directory.path} was removed or renamed during the run: {what}")
         if self._limit and (over := sum(max(0, size - self._limit) for size in self._sizes.values())):

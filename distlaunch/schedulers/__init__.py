@@ -85,8 +85,8 @@ def load(name: str) -> "Scheduler":
         if point.name == name:
             loaded: Scheduler = point.load()
             return loaded
-    correct = f"or correct {NAMED}, if it is set"
-    raise DistlaunchError(f"unknown scheduler {name}: install the package that adds it, {correct}")
+    known = f"distlaunch knows {listed([*TABLE])}; for another, install the package that adds it"
+    raise DistlaunchError(f"unknown scheduler {name}: {known}; {NAMED} may have chosen it")
 
 
 def names() -> list[str]:

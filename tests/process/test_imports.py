@@ -89,8 +89,8 @@ def test_a_dash_is_standard_input(kind: str, text: str, words: str) -> None:
 def test_other_commands_point_to_the_import_of_a_batch_script(command: str) -> None:
     refused = distlaunch(*command.split(), "-", input=BATCH)
     assert (refused.returncode, refused.stdout) == (2, "")
-    told = "standard input is a Slurm batch script: `distlaunch import sbatch -` converts it to a job file\n"
-    assert refused.stderr == f"distlaunch: {told}"
+    told = "standard input is a Slurm batch script, not a job file: submit it with sbatch, or convert it"
+    assert refused.stderr == f"distlaunch: {told} with `distlaunch import sbatch -`\n"
 
 
 def test_reports_a_mistake_in_one_line() -> None:

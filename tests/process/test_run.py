@@ -63,7 +63,7 @@ WITH_JSON = "--json can't be combined with --detach or --on"
     ("words", "said"),
     [
         ("job.yaml", f"distlaunch: 'job.yaml' {NO_COMMAND} run job.yaml`\n"),
-        ("worker.py", f"'worker.py' {NO_COMMAND} torchrun worker.py`\n"),
+        ("worker.py", f"'worker.py' {NO_COMMAND} run worker.py`\n"),
         ("run job.yaml --lr 0.1", "if --lr is for the script or command, put it after `--`; to set"),
         ("import torchrun torchrun --nnodes 2", "╯\ndistlaunch: if --nnodes is for the script or command"),
         ("run --nproc-per-node 2 t.py", f"to set procs_per_node {TO_SET} procs_per_node=…"),

@@ -288,7 +288,10 @@ def test_a_followed_job_prints_into_the_run_directorys_parent(tmp_path: Path) ->
 
 
 def test_an_unknown_scheduler_is_refused() -> None:
-    with pytest.raises(DistlaunchError, match="unknown scheduler oar: install the package that adds it, or"):
+    with pytest.raises(
+        DistlaunchError,
+        match="unknown scheduler oar: distlaunch knows slurm, grid-engine, pbs",
+    ):
         load("oar")
 
 

@@ -112,6 +112,7 @@ COMMENTED = {
     "torchrun --nnodes 2 --nproc-per-node 4 x.py": "set gpus_per_node to the number of GPUs",
     "torchrun --nproc-per-node auto x.py": "one worker per GPU",
     "torchrun --run-path x.py": "--run-path has no effect",
+    "python -u /venv/bin/torchrun --run-path x.py": "--run-path has no effect",
     "python -W ignore -X dev -m torch.distributed.launch x.py": "expect --local_rank",
 }
 

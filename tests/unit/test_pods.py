@@ -97,7 +97,7 @@ SELECTED = "\nkubernetes: {selector: app=t}\n"
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "launcher: kubernetes needs kubernetes.selector, such as app=train"),
+        ("", "launcher: this launcher uses running pods: set kubernetes.selector"),
         (
             f"{SELECTED}nodes: [a]",
             "nodes: kubernetes.selector selects the pods: remove nodes; to list pods, write",
