@@ -314,6 +314,7 @@ def test_reaps_a_thousand_orphans(tmp_path: Path, gate: Path, figures: Figures) 
 
 
 TOO_BIG = f"command: ['true']\nenv: {{BIG: {'x' * 200_000}}}"
+SEARCHED = "env: {PATH: .:/usr/bin:/bin}"
 NO_INTERPRETER = "the interpreter in its #! line (or, for a binary, its loader) does not exist"
 
 
@@ -324,6 +325,8 @@ NO_INTERPRETER = "the interpreter in its #! line (or, for a binary, its loader) 
         fault(15, "not executable", "9", "command: [./data]", 126, "data: Permission denied"),
         fault(15, "a bad shebang", "9", "command: [./bad]", 127, NO_INTERPRETER),
         fault(15, "a file not in PATH", "9", "command: [bad]", 127, "bad: not found in PATH"),
+        fault(15, "a directory in PATH", "9", f"command: [sub]\n{SEARCHED}", 127, "sub: not found in PATH"),
+        fault(15, "a directory", "9", "command: [./sub]", 126, "sub: is a directory"),
         fault(16, "an environment that is too big", "9", TOO_BIG, 126, "(E2BIG); the longest is BIG"),
     ],
 )
@@ -331,6 +334,7 @@ def test_never_retries_what_cannot_be_started(
     tmp_path: Path, figures: Figures, keys: str, status: int, words: str
 ) -> None:
     (tmp_path / "data").write_text("no program")
+    (tmp_path / "sub").mkdir()
     program(tmp_path / "bad", "#!/no/such/interpreter\n")
     (tmp_path / "job.yaml").write_text(f"{keys}\n{CPU}restarts: {{max: 3}}\n")
     with running(tmp_path / "job.yaml") as run:

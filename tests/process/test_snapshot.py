@@ -240,6 +240,7 @@ def _not_ours(job: Path) -> None:
 
 LARGEST = "its largest files are model.bin (300 MiB), 8.bin (8 KiB), "
 OUTSIDE = "{job}/data is a symlink to ../data, which is not a relative path inside the code; correct it, or"
+A_RUN = "job-20260101-120000-0a1b2c3d/a.py"
 PATTERN = "sync: a pattern in .distlaunchignore, sync.include or"
 WRONG: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "size": (_too_large, {}, f"more than 256 MiB (sync.limit); {LARGEST}"),
@@ -247,6 +248,13 @@ WRONG: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "link": (lambda job: (job / "data").symlink_to("../data"), {}, OUTSIDE),
     "owner": (_not_ours, {}, "git can't read {job}: fatal: detected dubious ownership in repository at"),
     "pattern": (lambda job: None, {"sync": {"exclude": ["!"]}}, PATTERN),
+    "range": (lambda job: None, {"sync": {"exclude": ["[z-a]"]}}, f"{PATTERN} sync.exclude is invalid: "),
+    "run": (lambda job: write(job, {A_RUN: ""}), {"script": A_RUN}, "looks like a file of a run"),
+    "logs": (
+        lambda job: write(job, {"o/a.py": ""}),
+        {"script": "o/a.py", "logs": {"dir": "o"}},
+        "in logs.dir",
+    ),
     "program": (lambda job: None, {"script": "nonesuch.py"}, "{job}/nonesuch.py does not exist"),
     "ignored": (lambda job: write(job, {"a.pt": ""}), {"script": "a.pt"}, "list it in sync.include"),
 }
