@@ -41,8 +41,6 @@ USE, USES = "use.json", "uses.jsonl"
 REQUESTS = "requests"
 """Other processes append their requests to this file, which always exists: an NFS client notices a new file
 only after a minute."""
-MAX_REQUESTS = 1 << 16
-"""Maximum number of requests read at once."""
 USE_REQUEST, STACKS_REQUEST = b"u", b"s"
 """A viewer regularly requests USE. `distlaunch why` requests the stacks of all ranks, which are added to
 EVIDENCE."""
@@ -50,8 +48,9 @@ FIRST_SAMPLE_S, SAMPLE_S, SAMPLE_SHARE, SAMPLING_S = 2.0, 10.0, 0.01, 3.0
 """Seconds until use is first recorded, seconds between records (at least a share of the run's age), and
 seconds to wait for measurements from the nodes."""
 EVIDENCE = "evidence.jsonl"
-LOOK_S, FADES_S = 1.0, 6.0
-"""Seconds between checks for requests, and seconds that a viewer counts as present after its last request."""
+LOOK_S, FADES_S = 0.5, 6.0
+"""Seconds between checks for requests, which take effect one check later, and seconds that a viewer counts as
+present after its last request."""
 STDERR_BYTES, STDOUT_BYTES = 16384, 2048
 """Bytes of each rank's last output kept for the summary."""
 MAX_DUMP = 64 << 20
@@ -71,7 +70,7 @@ class Recorder(Observer):
         self._uses: dict[int, Use] = {}
         self._measured = set[int]()
         """Ranks whose use was measured since the last sample."""
-        self._sample_at, self._save_at, self._viewed_until, self._requests = math.inf, 0.0, 0.0, 0
+        self._sample_at, self._save_at, self._viewed_until = math.inf, 0.0, 0.0
         self._heard_at = 0.0
         self._plan: LaunchPlan | None = None
         self._loss_told = False
@@ -197,7 +196,7 @@ class Recorder(Observer):
         if now >= self._save_at:
             self._save_at = now + SAVE_S
             self._directory.put(STATUS, status_bytes(self._status), "over")
-        requests = self._new_requests()
+        requests = self._directory.read_on(REQUESTS)
         if STACKS_REQUEST in requests:
             self.wants_stacks = True
         if USE_REQUEST in requests:
@@ -206,17 +205,6 @@ class Recorder(Observer):
             self._record_sample()
             self._sample_at = now + max(SAMPLE_S, SAMPLE_SHARE * (time.time() - self._status.began))
         self.wants_use = now < self._viewed_until or now >= self._sample_at
-
-    def _new_requests(self) -> bytes:
-        with (
-            contextlib.suppress(OSError),
-            open(fd_of(self._directory.path, REQUESTS), "rb", buffering=0) as file,
-        ):
-            file.seek(self._requests)
-            requests = file.read(MAX_REQUESTS)
-            self._requests += len(requests)
-            return requests
-        return b""
 
     def _record_sample(self) -> None:
         """Append each node's resource use, as measured since the last sample, to USES."""

@@ -36,8 +36,8 @@ MAX_OPEN = 200
 OPEN_SHARE = 8
 """Divisor of the limit on descriptors that limits the log files kept open at once. Two files per rank would
 exceed the usual limit, 1024, and links need most of a lower one."""
-AT_ONCE = 1 << 17
-"""Bytes written to one file at once. The limit is low enough to detect progress of a slow disk."""
+AT_ONCE = MAX_READ = 1 << 17
+"""Bytes written to or read from a file at once. The limit is low enough to detect progress of a slow disk."""
 PATIENCE_S = 0.3
 """Seconds to wait for space in a full queue. After that, output is lost until the disk makes progress."""
 FLUSH_S = 5.0
@@ -127,12 +127,15 @@ def status_in(directory: str) -> Status | None:
 
 
 class Piece(Frozen):
-    """Bytes to append to a file, to write `over` its start, or to replace the `whole` file with."""
+    """Bytes to append to a file, to write `over` its start, or to replace the `whole` file with.
+
+    For `read`, the file is read on instead.
+    """
 
     name: str
     data: bytes
     entry: Entry | None = None
-    where: Literal["end", "over", "whole"] = "end"
+    where: Literal["end", "over", "whole", "read"] = "end"
 
 
 class LogWriter:
@@ -148,6 +151,7 @@ class LogWriter:
         """Bytes in each file created by this process. No other process appends to these files."""
         self._backlog = Backlog[Piece]("log-writer", self._write_all)
         self._stalled = False
+        self._reading, self._read, self._read_bytes = False, b"", 0
         self.lost = Counter[int | None]()
         """Bytes that could not be written, by rank; None = other than output."""
         self.trouble = "the disk is too slow"
@@ -182,6 +186,18 @@ class LogWriter:
             if where == "over" or name == SUMMARY or self._backlog.waiting + len(data) <= CAPACITY:
                 self._backlog.add(Piece(name, data, where=where), len(data))
 
+    def read_on(self, name: str) -> bytes:
+        """Return what others have appended to a file, as read since the last call, and read the rest later.
+
+        Returns at once, even if the disk doesn't respond. Only one file can be read.
+        """
+        with self._backlog.changed:
+            found, self._read = self._read, b""
+            if not self._reading:
+                self._reading = True
+                self._backlog.add(Piece(name, b"", where="read"), 1)
+        return found
+
     def _has_room(self, size: int) -> bool:
         """Slow the source by waiting for room, unless the disk is stalled. Return whether there is room."""
         while self._backlog.waiting and self._backlog.waiting + size > CAPACITY:
@@ -210,7 +226,8 @@ class LogWriter:
             while self._open:
                 os.close(self._open.popitem()[1])
         else:
-            self._lose(None, self._backlog.waiting)  # the thread can't be stopped, and keeps the files open
+            # The thread can't be stopped, and keeps the files open.
+            self._lose(None, self._backlog.waiting - self._reading)
 
     # In the thread
 
@@ -219,15 +236,20 @@ class LogWriter:
         while self._backlog.queue:
             pieces = self._next()
             lost = []  # `put` doesn't lose anything: the file keeps its older content
+            is_read, data = pieces[0].where == "read", b""
             if pieces[0].where == "end":
                 lost = self._append(pieces)
+            elif is_read:
+                data = self._rest_of(pieces[0].name)
             else:
                 self._put(pieces[0])
             with self._backlog.changed:
                 for entry, size in lost:
                     self._lose(entry, size)
                 self._stalled = False
-                self._backlog.written(sum(len(piece.data) for piece in pieces))
+                if is_read:
+                    self._reading, self._read = False, self._read + data
+                self._backlog.written(1 if is_read else sum(len(piece.data) for piece in pieces))
 
     def _next(self) -> list[Piece]:
         """Take the next piece and those after it for the same file, to write thousands of events at once."""
@@ -269,6 +291,14 @@ class LogWriter:
         if index:
             self._write_index(index)
         return lost
+
+    def _rest_of(self, name: str) -> bytes:
+        with contextlib.suppress(OSError), open(fd_of(self.path, name), "rb", buffering=0) as file:
+            file.seek(self._read_bytes)
+            data = file.read(MAX_READ)
+            self._read_bytes += len(data)
+            return data
+        return b""
 
     def _write_index(self, index: bytearray) -> None:
         """Write whole records, or none: the output itself is already written."""

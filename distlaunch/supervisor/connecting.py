@@ -190,8 +190,7 @@ def _was_suspended(state: State, now: float) -> bool:
 def cause_of_loss(state: State, node: int, why: str, now: float) -> Cause:
     """Return the root cause to report if the loss of this node ends the attempt."""
     if state.resumed and _was_suspended(state, now):
-        slept = f"was suspended for {state.resumed[1]:.0f} s (or its disk didn't respond)"
-        what = f"this machine, or this command, {slept}"
+        what = f"this machine, or this command, was suspended for {state.resumed[1]:.0f} s"
         key = state.spec.key_words("timeouts.lease")
         lease = f"nodes stop their ranks after {span_words(state.spec.limits.lease_s)}{key}"
         advice = "set a longer timeouts.lease, or run the controller on a host that stays awake: `--on HOST`"

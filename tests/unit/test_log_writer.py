@@ -97,6 +97,20 @@ def test_files_and_directories_are_private(writer: LogWriter, tmp_path: Path) ->
     assert stat.S_IMODE((tmp_path / "node1/rank0").stat().st_mode) == 0o700
 
 
+def test_reads_on_without_waiting_for_the_disk(writer: LogWriter, tmp_path: Path) -> None:
+    responds, fd_of = threading.Event(), module.fd_of
+    (tmp_path / "requests").write_bytes(b"us")
+    with mock.patch.object(module, "fd_of", lambda *where: responds.wait() and fd_of(*where)):
+        assert [writer.read_on("requests") for _ in range(3)] == [b""] * 3
+        responds.set()
+        writer.flush()
+        (tmp_path / "requests").write_bytes(b"usu")
+        assert writer.read_on("requests") == b"us"
+        writer.flush()
+        assert (writer.read_on("requests"), writer.lost_bytes) == (b"u", 0)
+        writer.close()
+
+
 # Files that can't be opened
 
 

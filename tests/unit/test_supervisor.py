@@ -663,7 +663,7 @@ def test_a_lost_node_takes_its_running_workers_with_it() -> None:
     assert job.close() == [Finish()]
 
 
-SUSPENDED = "this machine, or this command, was suspended for 35 s (or its disk didn't respond); nodes stop"
+SUSPENDED = "this machine, or this command, was suspended for 35 s; nodes stop their ranks after 30 s (time"
 
 
 @pytest.mark.parametrize(("for_s", "after", "is_cause"), [(35, 1, True), (10, 1, False), (20, 31, False)])
