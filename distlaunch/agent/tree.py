@@ -187,7 +187,7 @@ class Store:
                 advice = "; for a node, set sync.to to a directory of your own; for this machine, set HOME"
                 raise TreeError("%s belongs to another user" % path + advice)
             if found.st_mode & 0o022:
-                advice = "; run `chmod go-w` on it if only you use it, or set sync.to to another directory"
+                advice = "; run `chmod -R go-w` on it if only you use it, or set sync.to to another directory"
                 raise TreeError("%s can be written to by others" % path + advice)
         # The run held, and the descriptors of its locked manifest and of its mark
         self._run, self._note, self._mark = "", -1, -1

@@ -242,12 +242,15 @@ def _disks(facts: Mapping[str, Any]) -> Iterator[Finding]:
         if path in shown:
             continue
         shown.add(path)
-        if not disk.get("writable"):
+        if not disk.get("writable") and name == "workdir" and facts.get("sync"):
+            what, do = f"can't write to {path}", "make it writable, or set sync.to to another directory"
+            yield _error("place", what, "the code can't be copied there", do)
+        elif not disk.get("writable"):
             what, why = f"can't write to {path}", "temporary files and caches can't be created"
             do = "make it writable, or set env.TMPDIR to another directory"
             if name == "workdir":
                 why = "checkpoints can't be saved there"
-                do = "make it writable, or save them elsewhere (with sync: true, set sync.to)"
+                do = "make it writable, or save them elsewhere"
             yield _warning("place", what, why, do)
         elif disk.get("free") is not None and free < LOW_DISK:
             what = f"the disk with {path} has only {size_words(free)} free"

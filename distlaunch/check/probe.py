@@ -58,7 +58,7 @@ def place(asked: Facts) -> Facts:
     workdir = os.path.expanduser(asked["workdir"])
     while asked["sync"] and not os.path.isdir(workdir):
         workdir = os.path.dirname(workdir) or "/"
-    facts: Facts = {"workdir": workdir, "exists": os.path.isdir(workdir), "disks": {}}
+    facts: Facts = {"workdir": workdir, "exists": os.path.isdir(workdir), "disks": {}, "sync": asked["sync"]}
     if asked["script"]:
         path = os.path.join(workdir, os.path.expanduser(asked["script"]))
         facts["script"] = path

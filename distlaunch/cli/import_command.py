@@ -9,6 +9,7 @@ from distlaunch.cli.job_file import STDIN, read_job, read_text, source_of
 from distlaunch.cli.options import Json
 from distlaunch.cli.output import print_json, print_text
 from distlaunch.compat.draft import Draft, hostfile_draft
+from distlaunch.errors import UsageError
 from distlaunch.here import cpu_count
 
 imports = typer.Typer(
@@ -59,13 +60,21 @@ def from_accelerate(config: Config, program: Program = None, as_json: Json = Fal
     from distlaunch.job.yaml_document import parse
 
     source = source_of(config)
-    _print(accelerate_draft(parse(read_job(config), source), source, program or ()), as_json)
+    text = _file(config, "the file that `accelerate config` wrote")
+    _print(accelerate_draft(parse(text, source), source, program or ()), as_json)
 
 
 @imports.command("hostfile")
 def from_hostfile(hosts: Hosts, program: Program = None, as_json: Json = False) -> None:
     """Convert a hostfile to a job file and print it."""
-    _print(hostfile_draft(read_job(hosts), source_of(hosts), program or ()), as_json)
+    _print(hostfile_draft(_file(hosts, "the hostfile"), source_of(hosts), program or ()), as_json)
+
+
+def _file(path: str, what: str) -> str:
+    """Return the text of a file that isn't a script. Raises `UsageError`."""
+    if path.endswith(".py"):
+        raise UsageError(f"{path} is a script: first name {what}, and then, after --, the script")
+    return read_job(path)
 
 
 def _print(draft: Draft, as_json: bool) -> None:

@@ -72,15 +72,16 @@ def with_code(spec: JobSpec) -> JobSpec:
     return with_tree(spec)
 
 
-def check_not_simulated(spec: JobSpec) -> None:
-    """Raise `JobError` if this machine, such as a login node, would simulate a scheduler's nodes."""
+def check_not_simulated(spec: JobSpec, on: str = "") -> None:
+    """Raise `JobError` if this machine or the host `on`, such as a login node, would simulate the nodes."""
     simulated = not spec.allocation and spec.one_machine and len(spec.nodes) > 1
     if spec.sections and simulated and "launcher" not in spec.places:
         title = " or ".join(title_of(key.replace("_", "-")) for key in spec.sections)
         from shlex import quote
 
         file = quote(spec.source) if spec.invocation.file else "job.yaml"
-        submit = f"`distlaunch submit {file}` submits it to {title}"
+        where = f"--on {quote(on)} " if on else ""
+        submit = f"`distlaunch submit {where}{file}` submits it to {title}"
         submit += "" if spec.invocation.file else " (`distlaunch dry-run … --save job.yaml` writes that file)"
         here = f"to simulate {len(spec.nodes)} nodes on this machine, use --set launcher=local"
         raise spec.error("nodes", f"not in an allocation: {submit}; {here}")

@@ -110,6 +110,7 @@ def _run(options: RunOptions, early: Link | None) -> int:
         if spec.sync.tree:
             hint = "use --no-sync if the nodes have the code, or else run the job from this machine"
             raise spec.error("sync", f"can't be combined with --on; {hint}")
+        check_not_simulated(spec, options.on)
         from distlaunch.cli.remote import run_on
 
         return run_on(options.on, options.job or "", spec, options.overrides, options.args, options.detach)

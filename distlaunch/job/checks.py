@@ -297,8 +297,8 @@ def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
 
 def _stdin(reading: Reading, spec: JobSpec) -> Mistakes:
     if spec.stdin != "none" and spec.nodes and (spec.container or not spec.nodes[0].local):
-        what = "rank 0 must run on this machine, without ssh, srun or a container"
-        yield "stdin", f"{what}; have it read a file instead"
+        what = "rank 0 must run on this machine, without ssh, srun or a container (list this machine as "
+        yield "stdin", f"{what}localhost, or add --set launcher=local); otherwise, have it read a file"
 
 
 def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:

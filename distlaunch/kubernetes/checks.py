@@ -94,7 +94,7 @@ def _nodes(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if "spares" in spec.places:
         yield (
             "spares",
-            "Kubernetes has no spares: remove this key; to replace lost pods, set restarts.requeue",
+            "Kubernetes has no spares: remove this key; it replaces lost pods (see restarts.requeue)",
         )
     if spec.fewest < len(spec.nodes):
         yield "min_nodes", "the number of pods is fixed: remove min_nodes"

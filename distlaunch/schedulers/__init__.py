@@ -83,7 +83,11 @@ def load(name: str) -> "Scheduler":
         return found
     for point in _entry_points():
         if point.name == name:
-            loaded: Scheduler = point.load()
+            try:
+                loaded: Scheduler = point.load()
+            except Exception as error:  # it is someone else's code
+                what = f"the scheduler {name} can't be loaded from {point.value}"
+                raise DistlaunchError(f"{what}: {type(error).__name__}: {error}") from None
             return loaded
     known = f"distlaunch knows {listed([*TABLE])}; for another, install the package that adds it"
     raise DistlaunchError(f"unknown scheduler {name}: {known}; {NAMED} may have chosen it")

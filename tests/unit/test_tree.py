@@ -437,7 +437,7 @@ def test_contents_in_no_tree_are_removed_beyond_the_limit_the_oldest_first(
 def test_a_directory_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "base").mkdir()
     (tmp_path / "base").chmod(mode)
-    with pytest.raises(TreeError, match="base can be written to by others; run `chmod go-w` on it if"):
+    with pytest.raises(TreeError, match="base can be written to by others; run `chmod -R go-w` on it if"):
         Store(str(tmp_path / "base"))
 
 
