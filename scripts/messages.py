@@ -145,6 +145,9 @@ class _Words:
             case ast.Call(func=ast.Attribute(attr="get"), args=[_, default]):
                 text = self.of(default, depth)
             case ast.Name() if depth < DEPTH:
-                before = [value for line, value in self._assigned.get(node.id, ()) if line <= self.line]
-                text = self.of(before[-1], depth + 1) if before else text
+                before = [each for each in self._assigned.get(node.id, ()) if each[0] <= self.line]
+                if before:
+                    here, (self.line, value) = self.line, before[-1]
+                    self.line -= 1  # a value may contain the name's earlier value
+                    text, self.line = self.of(value, depth + 1), here
         return text

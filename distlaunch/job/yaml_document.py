@@ -163,7 +163,7 @@ _Dumper.add_representer(str, _string)
 
 
 def yaml_text(documents: Iterable[Any]) -> str:
-    """Write documents with enough quotes that all parsers agree on them.
+    """Write documents with enough quotes that all parsers read them alike.
 
     For example, 1e-4 is a number in Kubernetes and a string in PyYAML.
     """

@@ -16,7 +16,7 @@ from distlaunch.wording import listed
 
 GPU = re.compile(r".*/(?:gpu(?:\.shared)?$|mig-)|gpu\.intel\.com/(?:i915|xe)$")
 """Resources that are GPUs of any kind, and not the memory of one, such as nvidia.com/gpumem."""
-_NAMED = "check kubectl; if you may not list pods, name them in nodes, with launcher.command"
+_NAMED = "check kubectl; if you have no permission to list pods, name them in nodes, with launcher.command"
 
 
 class Kubectl(Command):

@@ -360,7 +360,7 @@ class Launcher:
                 self._say(str(message["waiting"]))
         node, run_id = message["node"], message["run"]
         if not isinstance(node, int) or not 0 <= node < MAX_NODES or not _is_run_id(run_id):
-            raise ValueError("it sent an invalid node or run")
+            raise ValueError("it sent an invalid node number or run ID")
         if arrival.node_rank not in (None, node):
             self._say(renumbered(node, arrival.node_rank))
         return Seat(connection, node, run_id, str(message["nonce"]), host, bytes(received))

@@ -91,7 +91,7 @@ class Part:
 def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = False) -> int:
     """Serve as a node's agent until the run ends. Return the job's exit status.
 
-    With `own_first`, return the status of a rank that failed here, if any. The `signums` are blocked already.
+    With `own_first`, return the status of a rank that failed here, if any. The `signums` are already blocked.
     """
     sweep.become_subreaper()
     link, above, directory = seat.connection.fileno(), os.getpid(), scratch.Directory()

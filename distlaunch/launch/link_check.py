@@ -240,9 +240,8 @@ def _finding(peers: Peers, about: str, ends: Sequence[int], best: Best, errors: 
     if not value:
         error = next((errors[pair] for pair in pairs if pair in errors), "")
         if re.search("CUDA|out of memory|Duplicate GPU", error):  # not about the link
-            do = "correct this, and check again"
             what, why = f"{subject} fails{error}", "the link was not measured"
-            return Finding("error", "links", what, why, do, peers.named(ends))
+            return Finding("error", "links", what, why, "correct this, and check again", peers.named(ends))
         return Finding("error", "links", f"{subject} doesn't complete{error}", HANG, do, peers.named(ends))
     what = f"{subject} is slow: {_speed(value)}; the median is {_speed(usual(best))}"
     do = f"unless other jobs are using it now, {do}"

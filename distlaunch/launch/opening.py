@@ -57,7 +57,7 @@ def open_links(
     """Start the transports to all nodes. The `early` agent serves the first node, or is discarded.
 
     It can't serve a job whose interpreter, container or stdin requires another agent. Its lease may expire if
-    packages for the nodes took long to build. `joined` are the links that nodes' own launchers opened.
+    building packages for the nodes takes long. `joined` are the links that nodes' own launchers opened.
     """
     links = dict(joined or {})
     first = spec.nodes[0]

@@ -150,7 +150,7 @@ class Slurm(base.Scheduler):
             what = f"SLURM_STEP_NODELIST or SLURM_STEP_TASKS_PER_NODE: {error}"
             raise UsageError(f"{what}; {task.SET_BY_A_SCRIPT}") from None
         if sum(counts) == 1 < size:  # the interactive step of salloc
-            raise UsageError(f"this step has one task: exec must run as a task of {_STARTER}{_ADVICE}")
+            raise UsageError(f"this step has only one task; exec must run as a task of {_STARTER}{_ADVICE}")
         if len(nodes) != len(counts) or sum(counts) != size or not node < len(nodes):
             names = ("SLURM_NTASKS", "SLURM_NODEID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
             seen = ", ".join(f"{name}={environ.get(name, '')}" for name in names)
