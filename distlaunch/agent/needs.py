@@ -118,6 +118,7 @@ def _disk(path: str) -> Message:
     except OSError:
         return {"path": path, "writable": False}
     writable = os.access(path, os.W_OK) and not disk.f_flag & os.ST_RDONLY
-    free = disk.f_bavail * disk.f_frsize if disk.f_blocks else UNCOUNTED
+    free = disk.f_bavail if os.geteuid() else disk.f_bfree
+    free = free * disk.f_frsize if disk.f_blocks else UNCOUNTED
     files = disk.f_favail if disk.f_files else None
     return {"path": path, "writable": writable, "free": free, "files": files}

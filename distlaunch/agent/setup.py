@@ -147,7 +147,7 @@ class Environment:
                 print("waiting for another node or run that is building the same environment", flush=True)
                 fcntl.flock(lock, fcntl.LOCK_EX)
             except OSError:
-                locked = False  # the file system has no locks, so the first that is complete counts
+                locked = False  # the file system has no locks: each builds its own, and the last one counts
             if self.complete:
                 return
             # Builders that were killed on this host left these. Hosts may share the directory, and many file

@@ -296,7 +296,8 @@ def unstarted(node: int, spec: WorkerSpec, stage: str, code: int, why: str = "")
         elif here:
             stage = "interpreter"
     elif stage == "exec" and code == errno.EACCES:
-        stage = "directory" if os.path.isdir(os.path.join(spec.cwd, subject)) else "mode"
+        is_directory = "/" in subject and os.path.isdir(os.path.join(spec.cwd, subject))
+        stage = "directory" if is_directory else "mode"
     words = _longest(spec) if code == errno.E2BIG else _BY_STAGE.get(stage) or _BY_CODE.get(code)
     why = why or "%s: %s" % (subject, words or os.strerror(code))
     return WorkerUnstarted(node, spec.local_rank, stage, code, why)

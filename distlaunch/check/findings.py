@@ -314,7 +314,11 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
     gpus = _gpus(node)
     wanted = (job.gpus.get(node.label) or 0) if job and facts else 0
     used_gpus = max(wanted, job.procs.get(node.label, 0)) if job else len(gpus)
-    if wanted and not facts.get("counted"):
+    if facts.get("broken") and (wanted or gpus):
+        what = f"the NVIDIA driver can't be used: {facts['broken']}"
+        do = "run nvidia-smi there; after an update of the driver, reboot the node"
+        yield _warning("devices", what, "ranks can't use its GPUs", do)
+    elif wanted and not facts.get("counted"):
         what = f"the job needs {counted(wanted, 'GPU')}, but no NVIDIA or AMD GPU is visible on the node"
         do = "check the driver, CUDA_VISIBLE_DEVICES, and the GPUs of the allocation or container"
         none = "if the node has none, leave it out, or lower gpus_per_node (or its own gpus)"
@@ -324,10 +328,6 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
         yield _error(
             "devices", what, "some ranks have none", "lower gpus_per_node, or see CUDA_VISIBLE_DEVICES"
         )
-    if facts.get("broken") and (wanted or gpus):
-        what = f"the NVIDIA driver can't be used: {facts['broken']}"
-        do = "run nvidia-smi there; after an update of the driver, reboot the node"
-        yield _warning("devices", what, "ranks can't use its GPUs", do)
     for at, gpu in enumerate(gpus[:used_gpus]):
         number = _number(gpu.get("index"), at)
         total, used = _number(gpu.get("memory")), _number(gpu.get("used"))
@@ -335,7 +335,8 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
             users = listed([f"{name} (pid {pid})" for pid, name in _pairs(gpu.get("users"))])
             by = f", by {users}" if users else ""
             what = f"GPU {number} already has {size_words(used)} of {size_words(total)} in use{by}"
-            do = "stop that program, or set CUDA_VISIBLE_DEVICES to other GPUs"
+            do = "stop the program (see nvidia-smi), or use other GPUs: set env.CUDA_VISIBLE_DEVICES, and "
+            do += "gpus_per_node to their number"
             yield _warning("devices", what, "a rank that uses it may run out of memory", do)
         if _number(gpu.get("ecc")):
             what = f"GPU {number} has had {counted(_number(gpu.get('ecc')), 'uncorrectable memory error')}"
@@ -382,7 +383,10 @@ def _interfaces(facts: Mapping[str, Any], backend: str) -> Iterator[Finding]:
     for variable, value in _texts(facts.get("named")):
         names = value.split(",") if variable == "GLOO_SOCKET_IFNAME" else chosen_by_nccl(value, interfaces)
         if variable in interface_variables(backend) and not (names and {*names} <= {*interfaces}):
-            what = f"{variable}={value} names an interface that isn't there ({listed(interfaces)})"
+            missing = [name for name in names if name not in interfaces]
+            what = f"{variable}={value} matches none of the interfaces ({listed(interfaces)})"
+            if missing:
+                what = f"{variable}={value}: there is no interface {missing[0]} ({listed(interfaces)})"
             do = "correct or remove the variable (in env, or on the node)"
             yield _error("network", what, "ranks can't connect", do)
     for port, state in _texts(facts.get("ib")):
@@ -490,19 +494,19 @@ def _disagreements(
             what = f"the nodes have different MTUs toward the first node ({listed(sorted(counts))})"
             do = "use the same MTU on all nodes"
             yield _warning("network", what, "large packets may be lost", do, odd)
-    addresses: dict[str, dict[str, object]] = {}  # the nodes and their network stacks
+    addresses: dict[str, dict[str, str]] = {}  # the nodes and their network stacks
     for node in nodes:
         network = node.part("network")
         for name, interface in _rows(network.get("interfaces")):
             if name == network.get("used") and interface.get("address"):
                 stacks = addresses.setdefault(str(interface["address"]), {})
-                stacks[node.label] = network.get("stack") or node.label
-    for address, labels in addresses.items():
-        if len({*labels.values()}) > 1 and not is_loopback(address):
+                stacks[node.label] = str(network.get("stack") or node.label)
+    for address, stacks in addresses.items():
+        if len({*stacks.values()}) > 1 and not is_loopback(address):
             what = f"have the same address, {address}"
             do = "if they are containers or VMs behind NAT, give them the host's network; otherwise, change "
             do += "the address of all but one"
-            yield _error("network", what, "packets may reach the wrong node", do, tuple(labels))
+            yield _error("network", what, "packets may reach the wrong node", do, tuple(stacks))
 
 
 def _summaries(nodes: Sequence[NodeReport]) -> Iterator[tuple[str, str]]:

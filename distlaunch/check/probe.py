@@ -113,7 +113,8 @@ def limits(asked: Facts) -> Facts:
     for name in ("nofile", "memlock"):
         facts[name] = resource.getrlimit(getattr(resource, "RLIMIT_" + name.upper()))[0]
     can = re.search(r"(?m)^CapEff:\s*([0-9a-f]+)$", text_of("/proc/self/status"))
-    if can and int(can.group(1), 16) >> CAP_IPC_LOCK & 1:
+    everyone = text_of("/proc/self/uid_map").split() == ["0", "0", "4294967295"]  # not in a user namespace
+    if can and everyone and int(can.group(1), 16) >> CAP_IPC_LOCK & 1:
         facts["memlock"] = resource.RLIM_INFINITY
     mine = text_of("/proc/self/cgroup").rpartition("::")[2].strip()
     root = "/sys/fs/cgroup" + mine
@@ -162,8 +163,11 @@ def jobs() -> dict[str, dict[str, Facts]]:
     for path in glob.glob("/proc/[0-9]*/environ"):
         env = dict(each.partition("=")[::2] for each in text_of(path).split("\0"))
         run, pid = env.get("DISTLAUNCH_RUN_ID") or "another launcher", int(path.split("/")[2])
+        rank = "%s %s" % (env.get("MASTER_PORT"), env.get("RANK"))
         if "RANK" in env and "WORLD_SIZE" in env and not run.startswith("check-"):
-            found.setdefault(run, {}).setdefault(env["RANK"], {"pid": pid, "command": command_of(pid)})
+            ranks = found.setdefault(run, {})
+            if rank not in ranks:
+                ranks[rank] = {"pid": pid, "command": command_of(pid)}
     return found
 
 
@@ -309,13 +313,21 @@ def devices(asked: Facts) -> Facts:
 
 
 def chosen(gpus: list[Facts]) -> list[Facts]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES lists, by number or UUID, in its order; by default, all."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES lists, by number or UUID; by default, all.
+
+    As for CUDA, the first word that is not a GPU ends the list.
+    """
     words = os.environ.get("CUDA_VISIBLE_DEVICES")
-    named = [
-        next((gpu for gpu in gpus if str(gpu["index"]) == word or (gpu["uuid"] or "").startswith(word)), None)
-        for word in (words.split(",") if words else ())
-    ]
-    return [gpu for gpu in named if gpu] if named and all(named) else gpus
+    if words is None or words.startswith("MIG-"):
+        return gpus
+    found: list[Facts] = []
+    for word in map(str.strip, words.split(",")):
+        named = (gpu for gpu in gpus if word in (str(gpu["index"]), (gpu["uuid"] or "")[: len(word) or None]))
+        gpu = next(named, None)
+        if gpu is None:
+            break
+        found.append(gpu)
+    return found
 
 
 def gpu_of(nvml: Any, index: int) -> Facts:

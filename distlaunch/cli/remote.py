@@ -123,8 +123,7 @@ def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = prin
     config = ("--ssh-config", ssh.options.config) if ":" in name and ssh.options.config else ()
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
         try:
-            output = _hand_over(process, ssh.host, request)
-            began = bool(output)
+            began, output = _hand_over(process, ssh.host, request)
             while output:
                 show(output)
                 output = _read(process)
@@ -154,8 +153,8 @@ def show_there(ssh: Ssh, words: Sequence[str], env: Mapping[str, str]) -> int:
     return _status(ssh, subprocess.run(ssh.argv_for(start, terminal=True), check=False).returncode)
 
 
-def _hand_over(process: "subprocess.Popen[bytes]", host: str, request: Request) -> bytes:
-    """Send the command, and the program unless it is cached. Return the first output; b"" = there is none."""
+def _hand_over(process: "subprocess.Popen[bytes]", host: str, request: Request) -> tuple[bool, bytes]:
+    """Send the command, and the program unless it is cached. Return if it began, and its first output."""
     assert process.stdin is not None
     code = _PLACE.format(key=payload_key()) + _RECEIVE + _START
     start = _FIND_PYTHON + f'exec "$p" -I -c {shlex.quote(f"exec({code!r})")}'
@@ -164,12 +163,12 @@ def _hand_over(process: "subprocess.Popen[bytes]", host: str, request: Request) 
     output = b""
     while not (ready := _READY.search(output)):
         if not (piece := _read(process)):
-            return output
+            return False, output
         output += piece
     if ready[1] == b"need":
         data = payload()
         process.stdin.write(b"%d\n" % len(data) + data)
-    return output[ready.end() :] or _read(process)
+    return True, output[ready.end() :] or _read(process)
 
 
 def _read(process: "subprocess.Popen[bytes]") -> bytes:
@@ -234,7 +233,7 @@ def submit_on(
     queued = len(text.split()) == 1
     print_text(f"{host}:{text}" if queued else text)
     if status == Exit.OK and queued and waits:
-        return run_there(ssh, Request(("wait", text.strip())))
+        return run_there(ssh, Request(("wait", text.strip())), name=f"{host}:{text.strip()}")
     if status == Exit.OK and queued and sys.stderr.isatty():
         option = f" --ssh-config {shlex.quote(config)}" if config else ""
         say(f"submitted on {host}; follow it with `distlaunch attach{option} {host}:{text.strip()}`")

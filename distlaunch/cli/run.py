@@ -136,8 +136,8 @@ def refuse_copy(environ: Mapping[str, str]) -> None:
     copies = next((int(size) for name in MPI_SIZES if (size := environ.get(name, "")).isdecimal()), 1)
     if max(tasks, copies) > 1 and task_number(environ):
         has = f"this {step_title(scheduler)} has {tasks}" if tasks > 1 else f"mpirun started {copies}"
-        advice = "start `distlaunch run` once; for one rank per task, use `distlaunch exec`; for independent "
-        advice += "jobs, start each in its own step"
+        advice = "start `distlaunch run` once; for one rank per task, use `distlaunch exec`"
+        advice += "; for independent jobs, start each in its own step" if tasks > 1 else ""
         raise UsageError(f"{has} tasks, of which only the first runs the job: {advice}")
 
 

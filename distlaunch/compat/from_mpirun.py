@@ -36,8 +36,9 @@ def mpirun_draft(words: Sequence[str]) -> Draft:
     rest = list(line.words[1:]) if line else []
     if ":" in rest:
         more = " ".join(rest[rest.index(":") :])
-        how = "in the job file, add its hosts to nodes, with their own script, args and env"
-        raise UsageError(f"`{more}`: remove everything from the colon on; {how}")
+        other = "if it is for other hosts, add them to nodes, each with its own procs, script, args and env"
+        same = "otherwise, have one script choose by RANK"
+        raise UsageError(f"`{more}`: remove everything from the colon on; {other}; {same}")
     draft, given, variables = Draft("the command line", typed), dict[str, str](), list[str]()
     for name, value in _options(rest):
         part = _PARTS.get(name)

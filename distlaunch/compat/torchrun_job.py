@@ -247,8 +247,8 @@ def _check_endpoint(flags: Flags, host: str, port: int, environ: Mapping[str, st
     With a loopback address, each of several machines would act as the endpoint's host.
     """
     flag, text = _endpoint_flag(flags), flags.rdzv_endpoint or host
-    if not re.fullmatch(r"[^\s/@]+", host):
-        why = ", without blanks, / or @" if host else "; is a variable in it empty?"
+    if not re.fullmatch(r"[^\s/@,\[]+", host):
+        why = ", without blanks, commas, brackets, / or @" if host else "; is a variable in it empty?"
         raise UsageError(f"{flag} {text!r}: expected one host name or address{why}")
     if not 0 < port < 65536:
         flag, text = (flag, text) if flags.rdzv_endpoint else (flags.named("master_port"), str(port))

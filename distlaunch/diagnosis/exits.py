@@ -87,8 +87,11 @@ _TRANSIENT = (
 """Errors of networks, storage and devices, which might not recur in the next attempt."""
 _AFTERWARDS = rf"terminate called without an active exception|\[?[WEIF]\d{{4}} |{_CHAINED[4:]}"
 """Lines after a traceback that don't show a separate reason: from C++ code, from logs, or in a chain."""
-_MORE = r"\s|CUDA kernel errors|For debugging consider|Compile with `|Search for `|frame #"
-"""Further lines of a message: indented, or from torch's C++ code."""
+_MORE = (
+    r"\s|CUDA kernel errors|For debugging consider|Compile with `|Search for `|frame #|nccl\w+Error"
+    r"|Last error:|Cuda failure|wandb: |Set the environment variable HYDRA|from user code:"
+)
+"""Further lines of a message: indented, from torch's and NCCL's C++ code, or from exit hooks."""
 _IN_TORCH_DISTRIBUTED = r"/torch/distributed/(?!elastic/|launcher/|run\.py)"
 _COLLECTIVES = (
     r"gloo/|[Gg]loo connect|c10d|TCPStore|Dist(?:Network|Store|Backend)Error|ProcessGroup|nccl|NCCL"
@@ -155,8 +158,12 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
     lost, timed_out = re.search(_LOST, error) is not None, re.search(_WAITED, error) is not None
     stack = _watchdog_frames(output) if watchdog else python_frames(text)[::-1] if timed_out else ()
     last = _final_exception(recorded or output)
-    raised, at_end = _raised_in(last)
-    found = at_end if -status in (signal.SIGTERM, signal.SIGKILL) else TRACEBACK in output
+    raised = _raised_in(last)
+    if -status in (signal.SIGTERM, signal.SIGKILL):
+        # torch's excepthook marks the tracebacks of exceptions that nothing handled.
+        found = re.search(_RANK_PREFIX + re.escape(TRACEBACK), stderr) is not None or _ends_with_error(output)
+    else:
+        found = TRACEBACK in output
     on_gpu, peer_gone = watchdog is not None, lost or timed_out
     return Words(found or bool(recorded), peer_gone, timed_out and not lost, stack, raised, on_gpu)
 
@@ -167,22 +174,28 @@ def record_text(record: Any) -> str:
     return text if isinstance(text, str) else ""
 
 
-def _raised_in(error: str) -> tuple[Raised | None, bool]:
-    """Return the exception at the end of a traceback, and whether the traceback is the end of the output.
-
-    The exception is None if something follows that could be the real reason, or if it may be temporary.
-    """
+def _raised_in(error: str) -> Raised | None:
+    """Return the exception at the end of a traceback, if nothing follows that could be the real reason."""
     frames = list(re.finditer(_FRAME, error))
     last = re.search(_EXCEPTION, error[frames[-1].end() :]) if frames else None
-    if last is None:
-        return None, False
-    rest = error[frames[-1].end() + last.end() :].splitlines()
-    rest = [line for line in rest if line.strip() and not re.match(_AFTERWARDS, line)]
-    if rest or re.search(_TRANSIENT, last[0]):
-        return None, all(re.match(_MORE, line) for line in rest)
+    if last is None or re.search(_TRANSIENT, last[0]) or _after(error[frames[-1].end() + last.end() :]):
+        return None
     own = [frame for frame in frames if not re.search(_LIBRARY, frame[1])] or frames
     place = f"{_short_path(own[-1][1])}:{own[-1][2]}"
-    return Raised(last[1], place, re.sub(r"0x[0-9a-f]+|\d+", "#", last[2] or "")), True
+    return Raised(last[1], place, re.sub(r"0x[0-9a-f]+|\d+", "#", last[2] or ""))
+
+
+def _ends_with_error(output: str) -> bool:
+    """Return whether the output ends with a traceback, perhaps with an error message of several lines."""
+    frames = list(re.finditer(_FRAME, output.rpartition(TRACEBACK)[2])) if TRACEBACK in output else []
+    error = output.rpartition(TRACEBACK)[2][frames[-1].end() :] if frames else ""
+    last = re.search(_EXCEPTION, error)
+    return last is not None and all(re.match(_MORE, line) for line in _after(error[last.end() :]))
+
+
+def _after(text: str) -> list[str]:
+    """Return the lines after an exception, except those that follow from it."""
+    return [line for line in text.splitlines() if line.strip() and not re.match(_AFTERWARDS, line)]
 
 
 def python_frames(text: str) -> tuple[str, ...]:

@@ -176,8 +176,9 @@ def _variables(reading: Reading) -> Mistakes:
                 yield f"{path}env.{name}", f"distlaunch sets {name} for each worker; remove it{own}"
             elif value is None and name not in around.environ and not around.in_image:
                 close = nearest(name, around.environ, 0.8)
-                hint = f"did you mean {close}?" if close else "export it, or write a value"
-                if around.allocation and not close:
+                hint = f"did you mean {close}? Otherwise, " if close else ""
+                hint += "export it, or write a value"
+                if around.allocation and around.allocation.scheduler != "kubernetes":
                     hint += "; batch jobs get the variables that the scheduler passes on (--export, -v)"
                 yield f"{path}env.{name}", f"{name} is null, but it is not set in your environment; {hint}"
 

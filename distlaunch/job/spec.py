@@ -515,12 +515,14 @@ class JobSpec(Frozen):
 
     def address_path(self, node: int) -> str:
         """Return the key that sets the address of a node of the pool, if it is the job's first node."""
-        if not node and (self.master_path or not self.places):
-            return self.master_path or "the rendezvous endpoint"
+        if not self.places:
+            return "the rendezvous endpoint"
         own = self.pool[node].path
-        if own.endswith("]") and sum(other.path == own for other in self.pool) == 1:
-            return f"{own}.address"
-        return "address in an entry of nodes for this host alone" if node else "master_addr"
+        if node or not self.master_path:
+            if own.endswith("]") and sum(other.path == own for other in self.pool) == 1:
+                return f"{own}.address"
+            return "address, in an entry of its own in nodes," if node else "master_addr"
+        return self.master_path
 
     @property
     def names_join_limit(self) -> bool:

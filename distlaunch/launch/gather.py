@@ -190,7 +190,7 @@ class _Controller:
         """Notify the joined launchers that the run won't start. Return the error."""
         place, wait_s = self._gathering.label, self._gathering.wait_s
         text = f"gave up after {wait_s:g} s: waited for {self._missing_words()} at {place}"
-        text += "; check that every launcher was started with this endpoint, and look for its errors"
+        text += "; check that every launcher was started with this endpoint; look for errors in their output"
         self._door.dismiss(text, Exit.TIMEOUT)
         return JoinError(text, Exit.TIMEOUT)
 

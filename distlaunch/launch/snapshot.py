@@ -65,10 +65,9 @@ LOCKS = {
 
 def with_tree(spec: JobSpec) -> JobSpec:
     """Return `spec` with the snapshot of its code. Raises `DistlaunchError`."""
-    root = _root_of(spec)[0]
-    spec = spec.with_paths(lambda path: _below(root, path))
     tree, entries = take(spec)
-    return spec._replace(tree=tree) if spec.setup is None else _with_setup(spec, tree, spec.setup, entries)
+    spec = _in_root(spec, tree.root)._replace(tree=tree)
+    return spec if spec.setup is None else _with_setup(spec, tree, spec.setup, entries)
 
 
 def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry]) -> JobSpec:
@@ -80,15 +79,12 @@ def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry
         raise _missing(spec, "setup", tree.root, paths[missing[0]])
     names = [name for name in LOCKS.get(setup.kind, ()) if name != PYTHON_VERSION]
     if names and not {*names} & {*found}:
-        what = f"the workdir, {spec.program.workdir}, has none of {', '.join(names)}"
         if not f"{spec.program.workdir}/".startswith(f"{tree.root}/"):
-            raise spec.error(
-                "setup", f"{what}, because it is outside the code in {tree.root}; correct workdir"
-            )
-        advice = (
-            f"create one there, set workdir to the directory that has it or, if git ignores it, {_INCLUDE}"
-        )
-        raise spec.error("setup", f"{what}: {advice}")
+            what = f"the workdir, {spec.program.workdir}, is outside the code in {tree.root}"
+            raise spec.error("setup", f"{what}, so none of {', '.join(names)} is copied; correct workdir")
+        what = f"the workdir, {spec.program.workdir}, has none of {', '.join(names)}"
+        advice = "create one there, set workdir to the directory that has it or, if git ignores it,"
+        raise spec.error("setup", f"{what}: {advice} {_INCLUDE}")
     if setup.kind == "controller":
         packages = (entry for entry in sorted(entries) if entry.path.startswith(f"{WHEELS}/"))
         found = {entry.path: entry.content for entry in packages}
@@ -96,11 +92,9 @@ def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry
     return spec._replace(tree=tree._replace(environment=key), setup=setup._replace(files=tuple(found)))
 
 
-def _root_of(spec: JobSpec) -> tuple[str, str, bool]:
-    """Return the root of a job's code, the job file's directory, and whether the root is a git repository."""
-    directory = os.path.realpath(os.path.dirname(spec.invocation.file) or os.getcwd())
-    found = _git(directory, "rev-parse", "--show-toplevel")
-    return directory if found is None else found.removesuffix("\n"), directory, found is not None
+def _in_root(spec: JobSpec, root: str) -> JobSpec:
+    """Return `spec` with paths into the code written without ~ and symlinks."""
+    return spec.with_paths(lambda path: _below(root, path))
 
 
 def _below(root: str, path: str) -> str:
@@ -116,12 +110,15 @@ def _below(root: str, path: str) -> str:
 
 def take(spec: JobSpec) -> tuple[Tree, list[Entry]]:
     """Put a job's code into this machine's store. Return its tree and entries. Raises `DistlaunchError`."""
-    root, directory, in_git = _root_of(spec)
+    directory = os.path.realpath(os.path.dirname(spec.invocation.file) or os.getcwd())
+    found = _git(directory, "rev-parse", "--show-toplevel")
+    root = directory if found is None else found.removesuffix("\n")
+    spec = _in_root(spec, root)
     with _explained("can't save the code for the nodes"):
         store = local_store()
-        paths = _of_git(root, "") if in_git else _walked(root)
+        paths = _walked(root) if found is None else _of_git(root, "")
         entries = _entries(store, spec, root, directory, paths)
-        commit, dirty = _state(root) if in_git else ("", False)
+        commit, dirty = ("", False) if found is None else _state(root)
         _check_program(spec, root, {entry.path for entry in entries})
         entries += _packages(store, spec, {path_in(root, entry.path) for entry in entries})
         digest = store.put(manifest_text(entries))

@@ -187,15 +187,15 @@ class LogWriter:
                 self._backlog.add(Piece(name, data, where=where), len(data))
 
     def read_on(self, name: str) -> bytes:
-        """Return what others have appended to a file, as read since the last call, and read the rest later.
+        """Return what others have appended to a file, as far as it was read, and start to read the rest.
 
         Returns at once, even if the disk doesn't respond. Only one file can be read.
         """
+        if self._reading:
+            return b""
+        found, self._read, self._reading = self._read, b"", True
         with self._backlog.changed:
-            found, self._read = self._read, b""
-            if not self._reading:
-                self._reading = True
-                self._backlog.add(Piece(name, b"", where="read"), 1)
+            self._backlog.add(Piece(name, b"?", where="read"), 1)
         return found
 
     def _has_room(self, size: int) -> bool:
@@ -236,20 +236,18 @@ class LogWriter:
         while self._backlog.queue:
             pieces = self._next()
             lost = []  # `put` doesn't lose anything: the file keeps its older content
-            is_read, data = pieces[0].where == "read", b""
             if pieces[0].where == "end":
                 lost = self._append(pieces)
-            elif is_read:
-                data = self._rest_of(pieces[0].name)
+            elif pieces[0].where == "read":
+                self._read += self._rest_of(pieces[0].name)
+                self._reading = False
             else:
                 self._put(pieces[0])
             with self._backlog.changed:
                 for entry, size in lost:
                     self._lose(entry, size)
                 self._stalled = False
-                if is_read:
-                    self._reading, self._read = False, self._read + data
-                self._backlog.written(1 if is_read else sum(len(piece.data) for piece in pieces))
+                self._backlog.written(sum(len(piece.data) for piece in pieces))
 
     def _next(self) -> list[Piece]:
         """Take the next piece and those after it for the same file, to write thousands of events at once."""

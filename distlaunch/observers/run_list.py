@@ -138,12 +138,10 @@ def lines_of(path: str) -> Iterator[dict[str, Any]]:
     try:
         with open(path, encoding="utf-8", errors="replace", opener=_opened) as file:
             lines = file.read().splitlines()
-    except PermissionError:
-        if path == index_path():
+    except OSError as error:
+        if isinstance(error, PermissionError) and path == index_path():
             advice = "correct its permissions, or set XDG_STATE_HOME to a directory of yours"
             raise UsageError(f"{path}: this list of runs can't be read; {advice}") from None
-        return
-    except OSError:
         return
     for line in lines:
         with contextlib.suppress(ValueError):

@@ -241,7 +241,7 @@ def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
     if spec.backend == "nccl" and short:
         text = f"nccl needs a GPU for each worker, but {short[0].label} has {short[0].gpu_flaw}"
         fewer = "lower procs_per_node" if short[0].gpus else "check the driver"
-        advice = f"{fewer}, use backend: gloo or, if the node has more, correct gpus_per_node, or "
+        advice = f"{fewer}, or use backend: gloo; if the node has more, correct gpus_per_node, or "
         advice += "CUDA_VISIBLE_DEVICES there"
         raise spec.error("backend", f"{text}; {advice}")
     return spec.backend if spec.backend != "auto" else "gloo" if short else "nccl"

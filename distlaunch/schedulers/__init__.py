@@ -182,10 +182,16 @@ def sections(keys: Iterable[str] | None = None) -> "dict[str, Field]":
     own = [""] if keys is None else [key for key in keys if key not in JOB.fields]
     wanted = [key.replace("_", "-") for key in own]
     known = names() if any(name not in TABLE for name in wanted) else wanted
-    found = map(load, known)
-    return {
-        each.key: built(each.section, f"Settings for `submit` and `export {each.name}`.") for each in found
-    }
+    found = {}
+    for name in known:
+        try:
+            each = load(name)
+        except DistlaunchError:
+            if name in wanted:
+                raise
+            continue  # a plugin that this job doesn't use
+        found[each.key] = built(each.section, f"Settings for `submit` and `export {each.name}`.")
+    return found
 
 
 def job_keys(keys: Iterable[str] | None = None) -> "Record":

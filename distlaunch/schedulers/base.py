@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
@@ -141,9 +142,14 @@ class Scheduler:
         raise NotImplementedError
 
     def read_allocation(self, environ: Mapping[str, str], needed: bool = True) -> Allocation | None:
-        """Return the allocation, or None if it isn't `needed` and requires a listing. Raises `UsageError`."""
+        """Return the allocation. If it isn't `needed`, return None if it can't be read from variables.
+
+        Raises `UsageError`.
+        """
         listing = self.listing(environ)
-        if listing and not needed:
+        if not needed:
+            with suppress(ValueError, UsageError):
+                return None if listing else self.allocation(environ, "")
             return None
         listed = queue.read_hosts(listing, self.title) if listing else ""
         try:

@@ -127,7 +127,8 @@ class Slurm(base.Scheduler):
         nodes = tuple(node for group in groups for node in _component(environ, group))
         if not nodes:
             raise UsageError(
-                "SLURM_JOB_ID is set, but SLURM_JOB_NODELIST is not: in a container, pass on both; outside "
+                "SLURM_JOB_ID is set, but SLURM_JOB_NODELIST is not: in a container, pass on both; after ssh "
+                "to a node of the job, set it to the output of `squeue -h -j $SLURM_JOB_ID -o %N`; outside "
                 "Slurm, `unset SLURM_JOB_ID`"
             )
         queued, starts = environ.get("ENVIRONMENT") == "BATCH", _earlier_starts(environ)

@@ -90,9 +90,9 @@ def check_master(task: Task, environ: Mapping[str, str]) -> None:
         raise UsageError(f"MASTER_PORT={port} is not a port from 1 to 65535")
     known = {name.partition(".")[0] for name in task.nodes}
     # Clusters name other interfaces of a host after it: node1i, node1-ib0.
-    if known and host and not host[0].isdigit() and ":" not in host and not host.startswith((*known,)):
-        if host == "localhost" and len(task.nodes) == 1:
-            return
+    of_known = host and re.match(rf"(?:{'|'.join(map(re.escape, known))})(?!\d)", host)
+    here = host == "localhost" and len(task.nodes) == 1
+    if known and host and not host[0].isdigit() and ":" not in host and not of_known and not here:
         raise UsageError(
             f"MASTER_ADDR={host} is not among this step's hosts ({listed(task.nodes)}): unset MASTER_ADDR "
             f"and MASTER_PORT, or set MASTER_ADDR to {task.nodes[0]} or its IP address"

@@ -1,5 +1,7 @@
 """Placing the job's tree on the nodes, which request the contents they lack and verify every file."""
 
+import re
+
 from distlaunch.agent import messages
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Send, SendTree, ShowMessage
@@ -116,6 +118,10 @@ def differing(state: State, now: float) -> Cause | None:
     return None
 
 
+_NO_INTERNET = r"from versions: none|name resolution|Failed to establish|dns error|unreachable|timed out"
+"""Messages of pip, uv and conda on nodes that can't reach a package index."""
+
+
 def on_tree_refused(event: messages.TreeRefused, state: State, now: float) -> Step:
     """End the job because a node can't get the tree. If the node is new in a restart, continue without it."""
     this = state.nodes[event.node]
@@ -124,7 +130,11 @@ def on_tree_refused(event: messages.TreeRefused, state: State, now: float) -> St
     what = "build the environment on" if event.placed else "copy the code to"
     text = f"can't {what} {state.label(event.node)}: {event.error}"
     label = state.label(event.node).replace("/", "-")
-    text += f"; all output is in setup-{label}.log in the run directory" if event.placed else ""
+    if event.placed:
+        text += f"; all output is in setup-{label}.log in the run directory"
+        setup = state.spec.setup
+        if setup and setup.kind != "controller" and re.search(_NO_INTERNET, event.error):
+            text += "; if the node can't reach a package index, use setup: {from: controller}"
     status = Exit.TIMEOUT if event.late else Exit.FAILED
     cause = Cause(text, status, now, node=event.node, kind="node_lost")
     if not state.attempt:

@@ -103,7 +103,7 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"network.master": ["127.0.0.1"]}, "error network: MASTER_ADDR a resolves to 127.0.0.1"),
     (
         {"network.named": {"NCCL_SOCKET_IFNAME": "=eth"}},
-        "error network: NCCL_SOCKET_IFNAME==eth names an interface that isn't there (eth0)",
+        "error network: NCCL_SOCKET_IFNAME==eth matches none of the interfaces (eth0)",
     ),
     ({"network.ib": {"mlx5_0:1": "DOWN"}}, "warning network: InfiniBand port mlx5_0:1 is DOWN"),
     ({"load.load": 40.0}, "warning load: a load of 40 on 8 CPUs"),

@@ -152,6 +152,7 @@ def test_finds_the_exception_and_its_place_unless_it_may_pass(words: str, found:
     assert words_of(1, words).raised == found
 
 
+MARKED = re.sub("(?m)^(?=.)", "[rank3]: ", OWN)
 FAILED = Words(traceback=True, raised=Raised(*BAD))
 TIMEOUT = raised("RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms")
 STACK = (
@@ -171,6 +172,8 @@ JUDGED: dict[str, tuple[int, str, dict[str, str] | None, Words]] = {
     "a traceback before the stop": (-signal.SIGTERM, OWN, None, FAILED),
     "a traceback of an error that was handled": (-signal.SIGTERM, OWN + "skipped a sample\n", None, Words()),
     "a long message before the stop": (-signal.SIGTERM, raised("E: a\n  b\n"), None, Words(traceback=True)),
+    "an uncaught one before more": (-signal.SIGTERM, MARKED + "uploading\n", None, Words(traceback=True)),
+    "an exit hook's lines": (-signal.SIGTERM, f"{OWN}wandb: Syncing\n", None, Words(traceback=True)),
     "no traceback": (-signal.SIGTERM, "epoch 3\n", None, Words()),
 }
 

@@ -88,7 +88,8 @@ SECONDS = "expected a whole number of seconds"
     ("words", "told"),
     [
         ("--rdzv-endpoint=:29500", f"--rdzv-endpoint ':29500': {NO_HOST}; is a variable in it empty?"),
-        ("--rdzv-endpoint=http://h:5", f"--rdzv-endpoint 'http://h:5': {NO_HOST}, without blanks, / or @"),
+        ("--rdzv-endpoint=http://h:5", f"--rdzv-endpoint 'http://h:5': {NO_HOST}, without blanks, "),
+        ("--rdzv-endpoint=n[1-2]:5", f"--rdzv-endpoint 'n[1-2]:5': {NO_HOST}, without blanks, commas, br"),
         ("--rdzv-endpoint=h:0", "--rdzv-endpoint 'h:0': several nodes need a port from 1 to 65535"),
         ("--rdzv-backend=static --rdzv-endpoint= --master-addr=", f"--master-addr '': {NO_HOST}"),
         ("--rdzv-backend=static --node-rank=2", "--node-rank 2: expected 0 to 1, with --nnodes 2"),
