@@ -471,7 +471,7 @@ def _packed_call(function: Callable[..., Any] | str, args: Any, kwargs: Any) -> 
 
 
 def _is_importable(function: Callable[..., Any]) -> bool:
-    """Return whether ranks can import a function by name, unlike a bound method or a `functools.partial`."""
+    """Return whether ranks can import a function by name. They can't import a method, partial or lambda."""
     plain = isinstance(function, FunctionType | type) and function.__module__ != "__main__"
     return plain and "<" not in function.__qualname__
 

@@ -13,6 +13,7 @@ import contextlib
 import datetime
 import json
 import os
+import re
 import signal
 import statistics
 import sys
@@ -34,6 +35,8 @@ JOIN_S, LIMIT_S, BUDGET_S = 30.0, 6.0, 45.0
 """Seconds for all ranks to join, for one measurement, and for all steps except the last two."""
 TOTAL_S = JOIN_S + BUDGET_S + 4 * LIMIT_S
 """Seconds after which the program exits in any case."""
+OWN_FAULT = r"(?i)CUDA|out of memory|Duplicate GPU|No space left"
+"""Errors of a rank itself, which say nothing about links."""
 FIRST_SIZE, MAX_SIZE = 1 << 16, 1 << 28
 ENOUGH_S, REPEATS, RETESTS = 0.02, 10, 3
 """Seconds that a message should take, number of messages (the fastest counts), and maximum retests."""
@@ -139,7 +142,9 @@ class Rank:
             found.update(busbw=self.busbw(test, len(ranks), place["rank"]), error="", stuck=False)
             self.dist.destroy_process_group()
         except Exception as error:  # from torch, gloo or NCCL: each has its own classes
-            found.update(error=str(error).partition("\n")[0][:200] or repr(error))
+            first, _, rest = (str(error) or repr(error)).partition("\n")
+            reason = rest.partition("Last error:\n")[2].partition("\n")[0]  # NCCL's own
+            found.update(error=(reason or first)[:200])
             with contextlib.suppress(Exception):  # a group that failed might not exist
                 # NCCL would wait for the collective that hangs.
                 self.dist.distributed_c10d._abort_process_group()
@@ -227,7 +232,8 @@ class Rank:
         rows = []
         for group, ranks in ranks_of.items():
             silent = [rank for rank in ranks if rank not in found]
-            error = max((found[rank]["error"] for rank in ranks if rank in found), default="")
+            errors = [found[rank]["error"] for rank in ranks if rank in found]
+            error = max(errors, key=lambda text: (bool(re.search(OWN_FAULT, text)), text), default="")
             busbw = 0.0 if silent else min(found[rank]["busbw"] for rank in ranks)
             rows.append({"test": test, "peers": group, "busbw": busbw, "error": error, "silent": silent})
             say(rows[-1])

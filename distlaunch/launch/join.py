@@ -403,7 +403,9 @@ class Launcher:
         words = getattr(error, "strerror", None) or str(error)
         words = f"it lacks {words}" if isinstance(error, KeyError) else words
         what = f"the process that listens there is not the controller of this job ({words})"
-        return f"{what}; use another port, or correct the address"
+        # Without a fixed port, the controller uses the next one if another program has the first.
+        unreached = self._gathering.unreached
+        return f"{what}; {'use another port, or correct the address' if self._gathering.fixed else unreached}"
 
 
 def _is_torchs(host: str, port: int) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from distlaunch.agent import messages
 from distlaunch.agent.frozen import Frozen
 from distlaunch.check.findings import Finding, Report
-from distlaunch.check.link_probe import JOIN_S, TOTAL_S, slow_pairs, usual
+from distlaunch.check.link_probe import JOIN_S, OWN_FAULT, TOTAL_S, slow_pairs, usual
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import answers, ask_addresses
 from distlaunch.launch.agents import Agents, Ended, Place, start_of
@@ -239,7 +239,7 @@ def _finding(peers: Peers, about: str, ends: Sequence[int], best: Best, errors: 
     subject = f"an all-reduce {where.format(noun=peers.noun)}"
     if not value:
         error = next((errors[pair] for pair in pairs if pair in errors), "")
-        if re.search("CUDA|out of memory|Duplicate GPU", error):  # not about the link
+        if re.search(OWN_FAULT, error):  # not about the link
             what, why = f"{subject} fails{error}", "the link was not measured"
             return Finding("error", "links", what, why, "correct this, and check again", peers.named(ends))
         return Finding("error", "links", f"{subject} doesn't complete{error}", HANG, do, peers.named(ends))

@@ -75,16 +75,17 @@ def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry
     contents = {path_in(tree.root, entry.path): entry.content for entry in entries}
     paths = {name: path_in(spec.program.workdir, name) for name in setup.files or LOCKS.get(setup.kind, ())}
     found = {name: contents[path] for name, path in paths.items() if path in contents}
-    if missing := [name for name in setup.files if name not in found]:
-        raise _missing(spec, "setup", tree.root, paths[missing[0]])
+    missing = [name for name in setup.files if name not in found]
     names = [name for name in LOCKS.get(setup.kind, ()) if name != PYTHON_VERSION]
+    workdir = f"the workdir, {spec.program.workdir},"
+    if (missing or names) and not found and not f"{spec.program.workdir}/".startswith(f"{tree.root}/"):
+        advice = "correct workdir, or move the job file into the project"
+        raise spec.error("setup", f"{workdir} is outside the code in {tree.root}, which is copied; {advice}")
+    if missing:
+        raise _missing(spec, "setup", tree.root, paths[missing[0]])
     if names and not {*names} & {*found}:
-        if not f"{spec.program.workdir}/".startswith(f"{tree.root}/"):
-            what = f"the workdir, {spec.program.workdir}, is outside the code in {tree.root}"
-            raise spec.error("setup", f"{what}, so none of {', '.join(names)} is copied; correct workdir")
-        what = f"the workdir, {spec.program.workdir}, has none of {', '.join(names)}"
         advice = "create one there, set workdir to the directory that has it or, if git ignores it,"
-        raise spec.error("setup", f"{what}: {advice} {_INCLUDE}")
+        raise spec.error("setup", f"{workdir} has none of {', '.join(names)}: {advice} {_INCLUDE}")
     if setup.kind == "controller":
         packages = (entry for entry in sorted(entries) if entry.path.startswith(f"{WHEELS}/"))
         found = {entry.path: entry.content for entry in packages}
@@ -378,14 +379,17 @@ def _missing(spec: JobSpec, key: str, root: str, path: str) -> JobError:
     if os.path.isdir(path):
         return spec.error(key, f"{path} is a directory; write the path of a file")
     if not path.startswith(f"{root}/"):
-        return spec.error(key, f"{path} is outside the code in {root}; move it there")
+        return spec.error(
+            key, f"{path} is outside the code in {root}; move it there, and correct its path here"
+        )
     name, runs = os.path.relpath(path, root), os.path.relpath(os.path.realpath(spec.logs.directory), root)
     if name.startswith(f"{runs}/"):
         return spec.error(
             key, f"{name} is in logs.dir, which is not copied; set logs.dir to another directory"
         )
-    if ABOUT_RUN.search(name):
-        return spec.error(key, f"{name} looks like a file of a run, and these are not copied; rename it")
+    if about := ABOUT_RUN.search(name):
+        of_run = name[: about.end()].rstrip("/")
+        return spec.error(key, f"{of_run} looks like a run directory or report, so it is left out; rename it")
     return spec.error(key, f"{name} is not part of the code in {root}; {_INCLUDE}")
 
 

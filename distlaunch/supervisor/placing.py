@@ -127,15 +127,16 @@ def on_tree_refused(event: messages.TreeRefused, state: State, now: float) -> St
     this = state.nodes[event.node]
     if not isinstance(this, Up) or this.code is None or state.phase is Phase.STOPPING:
         return state, ()
-    what = "build the environment on" if event.placed else "copy the code to"
-    text = f"can't {what} {state.label(event.node)}: {event.error}"
-    label = state.label(event.node).replace("/", "-")
-    if event.placed:
-        text += f"; all output is in setup-{label}.log in the run directory"
-        setup = state.spec.setup
-        if setup and setup.kind != "controller" and re.search(_NO_INTERNET, event.error):
-            text += "; if the node can't reach a package index, use setup: {from: controller}"
+    label, setup = state.label(event.node), state.spec.setup
+    log = f"setup-{label}.log".replace("/", "-")
+    copying = f"can't copy the code to {label}: {event.error}"
+    building = f"can't build the environment on {label}: {event.error}; all output is in {log} in the run "
+    building += "directory"
+    if setup and setup.kind in ("uv", "run") and re.search(_NO_INTERNET, event.error):
+        building += "; if the node can't reach a package index, use setup: {from: controller}, and for a job "
+        building += "in a queue, run `distlaunch dry-run` on the login node first"
     status = Exit.TIMEOUT if event.late else Exit.FAILED
+    text = building if event.placed else copying
     cause = Cause(text, status, now, node=event.node, kind="node_lost")
     if not state.attempt:
         return state, (JobOver(cause),)

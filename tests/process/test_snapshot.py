@@ -249,7 +249,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "owner": (_not_ours, {}, "git can't read {job}: fatal: detected dubious ownership in repository at"),
     "pattern": (lambda job: None, {"sync": {"exclude": ["!"]}}, PATTERN),
     "range": (lambda job: None, {"sync": {"exclude": ["[z-a]"]}}, f"{PATTERN} sync.exclude is invalid: "),
-    "run": (lambda job: write(job, {A_RUN: ""}), {"script": A_RUN}, "looks like a file of a run"),
+    "run": (lambda job: write(job, {A_RUN: ""}), {"script": A_RUN}, "0a1b2c3d looks like a run dir"),
     "logs": (
         lambda job: write(job, {"o/a.py": ""}),
         {"script": "o/a.py", "logs": {"dir": "o"}},

@@ -61,6 +61,10 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [*pairs(), row("all-reduce", WHOLE, 0.0)],
         ["error : all-reduce across all nodes fails, although all measured pairs work: timed out"],
     ),
+    "a rank's own fault": (
+        [{**each, "error": each["error"] and "CUDA out of memory"} for each in pairs(ad=0.0)],
+        ["error a, d: between them fails: CUDA out of memory"],
+    ),
     "not joined": (
         [row("join", WHOLE, 0.0, [4, 5]), row("pair", (0, 1), 9.0)],
         ["error c: did not join the link test within 30 s"],
