@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from distlaunch.agent import procfs
+
 ROOT = Path(__file__).resolve().parent.parent
 PRESS_S = 0.15
 """Between two presses of Ctrl-C: what comes within a tenth of a second is one wish."""
@@ -383,5 +385,7 @@ def held(pids: Iterable[int]) -> "contextlib.closing[Held]":
 
 
 def kill(pid: int, signum: int = signal.SIGKILL) -> None:
-    """Signal a process that the test started."""
+    """Signal a process that the test started. A stopped one is waited for: it stops when it is scheduled."""
     os.kill(pid, signum)
+    while signum == signal.SIGSTOP and procfs.state(pid) not in "TZ":
+        time.sleep(0.001)
