@@ -14,7 +14,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from tests.harness import Done, Going, command_line, completed, cookie_holders, distlaunch_argv, wait_gone
+from tests.harness import (
+    Done,
+    command_line,
+    completed,
+    cookie_holders,
+    distlaunch_argv,
+    wait_gone,
+    wait_until,
+)
 
 TESTBED = Path(__file__).resolve().parents[2] / "scripts/testbed"
 GONE_S = 2.0
@@ -259,11 +267,15 @@ class Site:
         self.bed.call("cut", host)
 
     def _start(self, host: str, argv: Sequence[str], ready: str) -> None:
-        # Everything on the way execs, so that the process is the server itself.
-        argv = self.bed.argv("exec", host, "--", *argv)
-        process = Going(self.directory / "no runs", argv, stderr=subprocess.STDOUT)
+        # Into a file, as nobody reads a pipe until the end: after some 270 logins, it holds up sshd.
+        log = self.directory / f"server.{next(self._ports)}.log"
+        with log.open("wb") as output:
+            # Everything on the way execs, so that the process is the server itself.
+            argv = self.bed.argv("exec", host, "--", *argv)
+            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        self._stack.callback(process.wait)
         self._stack.callback(process.kill)
-        process.wait_for(ready)
+        wait_until(lambda: ready in log.read_text(errors="replace"), lambda: log.read_text(errors="replace"))
 
     # Jobs
 
