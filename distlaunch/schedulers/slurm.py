@@ -128,8 +128,8 @@ class Slurm(base.Scheduler):
         if not nodes:
             raise UsageError(
                 "SLURM_JOB_ID is set, but SLURM_JOB_NODELIST is not: in a container, pass on both; after ssh "
-                "to a node of the job, set it to the output of `squeue -h -j $SLURM_JOB_ID -o %N`; outside "
-                "Slurm, `unset SLURM_JOB_ID`"
+                "to a node of the job, set SLURM_JOB_NODELIST to the output of "
+                "`squeue -h -j $SLURM_JOB_ID -o %N`; outside Slurm, `unset SLURM_JOB_ID`"
             )
         queued, starts = environ.get("ENVIRONMENT") == "BATCH", _earlier_starts(environ)
         return Allocation(self.name, self.title, environ["SLURM_JOB_ID"], nodes, queued, starts, answers=True)
