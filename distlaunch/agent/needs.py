@@ -103,12 +103,16 @@ def _refusal(path: str) -> str:
         disk = os.statvfs(path)
     except OSError as error:
         return str(error.strerror)
-    left = disk.f_bavail if os.geteuid() else disk.f_bfree
     if disk.f_flag & os.ST_RDONLY:
         return os.strerror(errno.EROFS)
-    if disk.f_blocks and not left:
+    if disk.f_blocks and not free_bytes(disk):
         return os.strerror(errno.ENOSPC)
     return "" if os.access(path, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+
+
+def free_bytes(disk: os.statvfs_result) -> int:
+    """Return the number of bytes that this user can write. The last part of a disk is reserved for root."""
+    return (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize
 
 
 def _disk(path: str) -> Message:
@@ -118,7 +122,6 @@ def _disk(path: str) -> Message:
     except OSError:
         return {"path": path, "writable": False}
     writable = os.access(path, os.W_OK) and not disk.f_flag & os.ST_RDONLY
-    free = disk.f_bavail if os.geteuid() else disk.f_bfree
-    free = free * disk.f_frsize if disk.f_blocks else UNCOUNTED
+    free = free_bytes(disk) if disk.f_blocks else UNCOUNTED
     files = disk.f_favail if disk.f_files else None
     return {"path": path, "writable": writable, "free": free, "files": files}

@@ -329,32 +329,35 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
             "devices", what, "some ranks have none", "lower gpus_per_node, or see CUDA_VISIBLE_DEVICES"
         )
     for at, gpu in enumerate(gpus[:used_gpus]):
-        number = _number(gpu.get("index"), at)
-        total, used = _number(gpu.get("memory")), _number(gpu.get("used"))
-        if total and used > total * USED_GPU:
-            users = listed([f"{name} (pid {pid})" for pid, name in _pairs(gpu.get("users"))])
-            by = f", by {users}" if users else ""
-            what = f"GPU {number} already has {size_words(used)} of {size_words(total)} in use{by}"
-            do = "stop the program (see nvidia-smi), or use other GPUs: set env.CUDA_VISIBLE_DEVICES, and "
-            do += "gpus_per_node to their number"
-            yield _warning("devices", what, "a rank that uses it may run out of memory", do)
-        if _number(gpu.get("ecc")):
-            what = f"GPU {number} has had {counted(_number(gpu.get('ecc')), 'uncorrectable memory error')}"
-            yield _warning("devices", what, "ranks that use this memory are killed", "reset or replace it")
-        bits = _number(gpu.get("slowdowns"))
-        if slow := [name for bit, name in _SLOWDOWNS.items() if bits & bit]:
-            what = f"GPU {number} is throttled ({slow[0]})"
-            yield _warning("devices", what, "every rank waits for it", "check cooling and power")
-        if _number(gpu.get("mig")):
-            what = f"GPU {number} is divided (MIG)"
-            why = "a rank can use only one slice, and NCCL can't connect two slices of a GPU"
-            do = f"unless the slices are intended, turn MIG off (nvidia-smi -i {number} -mig 0)"
-            yield _warning("devices", what, why, do)
+        yield from _gpu(_number(gpu.get("index"), at), gpu)
     logged = ((number, pci) for pci, number in _pairs(facts.get("xids")) if number not in _PROGRAMS_XIDS)
     if xids := Counter(f"Xid {number} ({pci})" for number, pci in logged):
         what = f"since the node started, its kernel has logged {listed(list(xids))}"
         do = "look up the Xid at docs.nvidia.com/deploy/xid-errors; ignore it if it has been handled since"
         yield _warning("devices", what, "a GPU or its link had an error", do)
+
+
+def _gpu(number: int, gpu: Mapping[str, Any]) -> Iterator[Finding]:
+    total, used = _number(gpu.get("memory")), _number(gpu.get("used"))
+    if total and used > total * USED_GPU:
+        users = listed([f"{name} (pid {pid})" for pid, name in _pairs(gpu.get("users"))])
+        by = f", by {users}" if users else ""
+        what = f"GPU {number} already has {size_words(used)} of {size_words(total)} in use{by}"
+        do = "stop the program (see nvidia-smi), or use other GPUs: set env.CUDA_VISIBLE_DEVICES, and "
+        do += "gpus_per_node to their number"
+        yield _warning("devices", what, "a rank that uses it may run out of memory", do)
+    if _number(gpu.get("ecc")):
+        what = f"GPU {number} has had {counted(_number(gpu.get('ecc')), 'uncorrectable memory error')}"
+        yield _warning("devices", what, "ranks that use this memory are killed", "reset or replace it")
+    bits = _number(gpu.get("slowdowns"))
+    if slow := [name for bit, name in _SLOWDOWNS.items() if bits & bit]:
+        what = f"GPU {number} is throttled ({slow[0]})"
+        yield _warning("devices", what, "every rank waits for it", "check cooling and power")
+    if _number(gpu.get("mig")):
+        what = f"GPU {number} is divided (MIG)"
+        why = "a rank can use only one slice, and NCCL can't connect two slices of a GPU"
+        do = f"unless the slices are intended, turn MIG off (nvidia-smi -i {number} -mig 0)"
+        yield _warning("devices", what, why, do)
 
 
 def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -> Iterator[Finding]:

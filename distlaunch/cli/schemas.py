@@ -120,8 +120,8 @@ def _run() -> Shape:
 
 def _events() -> Shape:
     line = {"t": float, "time": float}
-    began = {"event": Literal[BEGAN], "version": int, "distlaunch": str, "chance": float}
-    began |= {"spec": Mapping[str, Any]}
+    recorded = {"version": int, "distlaunch": str, "chance": float, "spec": Mapping[str, Any]}
+    began = {"event": Literal[BEGAN], **recorded}
     message = {"event": Literal[MESSAGE], "level": str, "text": str, "remark?": bool}
     others = [{"event": Literal[kind.__name__], **fields_of(kind)} for kind in HANDLERS]
     return tuple({**line, **each} for each in (began, message, *others))

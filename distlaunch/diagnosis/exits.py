@@ -176,9 +176,8 @@ def record_text(record: Any) -> str:
 
 def _raised_in(error: str) -> Raised | None:
     """Return the exception at the end of a traceback, if nothing follows that could be the real reason."""
-    frames = list(re.finditer(_FRAME, error))
-    last = re.search(_EXCEPTION, error[frames[-1].end() :]) if frames else None
-    if last is None or re.search(_TRANSIENT, last[0]) or _after(error[frames[-1].end() + last.end() :]):
+    frames, last, after = _parsed(error)
+    if last is None or re.search(_TRANSIENT, last[0]) or after:
         return None
     own = [frame for frame in frames if not re.search(_LIBRARY, frame[1])] or frames
     place = f"{_short_path(own[-1][1])}:{own[-1][2]}"
@@ -187,15 +186,18 @@ def _raised_in(error: str) -> Raised | None:
 
 def _ends_with_error(output: str) -> bool:
     """Return whether the output ends with a traceback, perhaps with an error message of several lines."""
-    frames = list(re.finditer(_FRAME, output.rpartition(TRACEBACK)[2])) if TRACEBACK in output else []
-    error = output.rpartition(TRACEBACK)[2][frames[-1].end() :] if frames else ""
-    last = re.search(_EXCEPTION, error)
-    return last is not None and all(re.match(_MORE, line) for line in _after(error[last.end() :]))
+    _, found, error = output.rpartition(TRACEBACK)
+    _, last, after = _parsed(error)
+    return bool(found) and last is not None and all(re.match(_MORE, line) for line in after)
 
 
-def _after(text: str) -> list[str]:
-    """Return the lines after an exception, except those that follow from it."""
-    return [line for line in text.splitlines() if line.strip() and not re.match(_AFTERWARDS, line)]
+def _parsed(error: str) -> tuple[list[re.Match[str]], re.Match[str] | None, list[str]]:
+    """Return a traceback's frames, its exception, and the lines after it that don't follow from it."""
+    frames = list(re.finditer(_FRAME, error))
+    rest = error[frames[-1].end() :] if frames else ""
+    last = re.search(_EXCEPTION, rest)
+    lines = rest[last.end() :].splitlines() if last else []
+    return frames, last, [line for line in lines if line.strip() and not re.match(_AFTERWARDS, line)]
 
 
 def python_frames(text: str) -> tuple[str, ...]:

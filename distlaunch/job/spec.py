@@ -517,12 +517,12 @@ class JobSpec(Frozen):
         """Return the key that sets the address of a node of the pool, if it is the job's first node."""
         if not self.places:
             return "the rendezvous endpoint"
+        if self.master_path and not node:
+            return self.master_path
         own = self.pool[node].path
-        if node or not self.master_path:
-            if own.endswith("]") and sum(other.path == own for other in self.pool) == 1:
-                return f"{own}.address"
-            return "address, in an entry of its own in nodes," if node else "master_addr"
-        return self.master_path
+        if own.endswith("]") and sum(other.path == own for other in self.pool) == 1:
+            return f"{own}.address"
+        return "address, in an entry of its own in nodes," if node else "master_addr"
 
     @property
     def names_join_limit(self) -> bool:

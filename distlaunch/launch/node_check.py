@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from distlaunch.agent import messages
+from distlaunch.agent.needs import free_bytes
 from distlaunch.check.findings import MIB, PROBED, Finding, NodeReport, Report, report
 from distlaunch.check.probe import digest
 from distlaunch.errors import JobError
@@ -92,7 +93,7 @@ def _run_directory(spec: JobSpec) -> Iterator[Finding]:
         yield Finding("error", "place", what, "the run can't start", "set logs.dir")
         return
     disk = os.statvfs(directory)
-    free = (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize
+    free = free_bytes(disk)
     if not os.access(directory, os.W_OK):
         what = f"the run directory can't be created: {directory} is not writable on this machine"
         yield Finding("error", "place", what, "the run can't start", "set logs.dir")

@@ -65,8 +65,7 @@ LOCKS = {
 
 def with_tree(spec: JobSpec) -> JobSpec:
     """Return `spec` with the snapshot of its code. Raises `DistlaunchError`."""
-    tree, entries = take(spec)
-    spec = _in_root(spec, tree.root)._replace(tree=tree)
+    spec, tree, entries = take(spec)
     return spec if spec.setup is None else _with_setup(spec, tree, spec.setup, entries)
 
 
@@ -93,11 +92,6 @@ def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry
     return spec._replace(tree=tree._replace(environment=key), setup=setup._replace(files=tuple(found)))
 
 
-def _in_root(spec: JobSpec, root: str) -> JobSpec:
-    """Return `spec` with paths into the code written without ~ and symlinks."""
-    return spec.with_paths(lambda path: _below(root, path))
-
-
 def _below(root: str, path: str) -> str:
     """Return `path` as written below `root` if it is there, perhaps through ~ or symlinks; else unchanged."""
     whole = os.path.expanduser(path)
@@ -109,12 +103,15 @@ def _below(root: str, path: str) -> str:
     return path
 
 
-def take(spec: JobSpec) -> tuple[Tree, list[Entry]]:
-    """Put a job's code into this machine's store. Return its tree and entries. Raises `DistlaunchError`."""
+def take(spec: JobSpec) -> tuple[JobSpec, Tree, list[Entry]]:
+    """Put a job's code into this machine's store. Return the job with its tree, the tree, and its entries.
+
+    In that job, paths into the code are written without ~ and symlinks. Raises `DistlaunchError`.
+    """
     directory = os.path.realpath(os.path.dirname(spec.invocation.file) or os.getcwd())
     found = _git(directory, "rev-parse", "--show-toplevel")
     root = directory if found is None else found.removesuffix("\n")
-    spec = _in_root(spec, root)
+    spec = spec.with_paths(lambda path: _below(root, path))
     with _explained("can't save the code for the nodes"):
         store = local_store()
         paths = _walked(root) if found is None else _of_git(root, "")
@@ -124,7 +121,8 @@ def take(spec: JobSpec) -> tuple[Tree, list[Entry]]:
         entries += _packages(store, spec, {path_in(root, entry.path) for entry in entries})
         digest = store.put(manifest_text(entries))
     size = sum(entry.size for entry in entries)
-    return Tree(digest, spec.sync.base, root, len(entries), size, commit, dirty), entries
+    tree = Tree(digest, spec.sync.base, root, len(entries), size, commit, dirty)
+    return spec._replace(tree=tree), tree, entries
 
 
 @contextmanager

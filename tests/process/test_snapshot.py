@@ -63,7 +63,7 @@ def spec_of(directory: Path, **keys: Any) -> JobSpec:
 
 def taken(directory: Path, **keys: Any) -> dict[str, Entry]:
     """The files of the snapshot, of which each is in the store."""
-    entries = snapshot.take(spec_of(directory, **keys))[1]
+    entries = snapshot.take(spec_of(directory, **keys))[2]
     for each in entries:
         if each.kind != LINK:
             assert digest_of(Path(snapshot.local_store().path_of(each)).read_bytes()) == each.content
