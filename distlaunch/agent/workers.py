@@ -313,4 +313,5 @@ class Workers:
     def _report_stuck(self) -> None:
         assert self._sweep is not None
         stuck = [{"pid": pid, "command": procfs.command_name(pid)} for pid in self._sweep.stuck()]
-        self._outbox.report(messages.Stuck(self._node, tuple(stuck[:64])))
+        if stuck:  # the last may have ended just now
+            self._outbox.report(messages.Stuck(self._node, tuple(stuck[:64])))

@@ -105,8 +105,9 @@ def _checked(script: str | None, typed: Typed, settings: Sequence[str]) -> str |
     if script.endswith((".yaml", ".yml")):
         raise UsageError(f"{script} is not a script: to write this job file, use -o {script}")
     if not script.endswith(".py"):
+        what = "to convert a torchrun command, use `distlaunch import torchrun '…'`; for a batch script for "
+        what += "Slurm, use `distlaunch import sbatch FILE`"
         ranks = "replace it with --set 'command=[PROGRAM, ARGUMENT]'"
-        what = "convert a script that starts torchrun with `distlaunch import sbatch`"
         raise UsageError(f"{script} is not a .py file: {what}; if each rank runs it, {ranks}")
     if not os.path.exists(script) and not (typed.hosts or _set("nodes|hostfile", settings)):
         raise UsageError(f"no file {os.path.abspath(script)}: specify the path of the script")

@@ -82,9 +82,9 @@ def check_not_simulated(spec: JobSpec, on: str = "") -> None:
         file = quote(spec.source) if spec.invocation.file else "job.yaml"
         where = f"--on {quote(on)} " if on else ""
         submit = f"`distlaunch submit {where}{file}` submits it to {title}"
-        submit += "" if spec.invocation.file else " (`distlaunch dry-run … --save job.yaml` writes that file)"
+        submit += "" if spec.invocation.file else " (`distlaunch dry-run --save job.yaml …` writes that file)"
         here = f"to simulate {len(spec.nodes)} nodes on {on or 'this machine'}, use --set launcher=local"
-        raise spec.error("nodes", f"not in an allocation: {submit}; {here}")
+        raise spec.error("nodes", f"not in an allocation (no variables of {title} are set): {submit}; {here}")
 
 
 def load_document(

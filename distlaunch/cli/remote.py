@@ -251,7 +251,7 @@ def _output_of(
 ) -> tuple[int, str]:
     """Run a command for the job remotely; return its exit status and its output."""
     if not spec.invocation.file:
-        raise UsageError("--on needs a job file; write one with `distlaunch dry-run … --save job.yaml`")
+        raise UsageError("--on needs a job file; write one with `distlaunch dry-run --save job.yaml …`")
     named = [f"name={json.dumps(spec.name)}", *overrides]
     words = [*command, *(word for one in named for word in ("--set", one)), *(["--", *args] if args else [])]
     envs = [spec.program.env, *(node.env for node in spec.pool)]  # inherited values would differ there

@@ -108,7 +108,10 @@ def _run(options: RunOptions, early: Link | None) -> int:
         raise UsageError(f"{what}; if the job needs no input, add --set stdin=none")
     if options.on is not None:
         if spec.sync.tree:
-            hint = "use --no-sync if the nodes have the code, or else run the job from this machine"
+            keys = ["setup"] * bool(spec.setup) + ["files"] * bool(spec.sync.files)
+            without = " ".join(["--no-sync", *(f"--set {key}=null" for key in keys)])
+            there = f"otherwise, log in to {options.on} and use `distlaunch run -d` there"
+            hint = f"if the nodes have the code, use {without}; {there}"
             raise spec.error("sync", f"can't be combined with --on; {hint}")
         check_not_simulated(spec, options.on)
         from distlaunch.cli.remote import run_on
@@ -125,7 +128,8 @@ def _run(options: RunOptions, early: Link | None) -> int:
         try:
             print_json(summary.document())
         except UnwritableError as error:
-            say(f"{error}; the job ended with status {int(outcome)}")
+            status = f"the job ended with status {int(outcome)}"
+            say(f"{error}; {status}; its result is in {summary.directory}/summary.json")
             return outcome or Exit.FAILED
     return outcome
 

@@ -136,7 +136,9 @@ def _prepared(
     spec = job_of(source, job, overrides, args, submitted=True)
     scheduler = load(to or target_of(spec))
     check_submitted(spec, scheduler)
-    plan_without_nodes(spec.with_gpus(scheduler.gpus(spec) or 0))
+    gpus = scheduler.gpus(spec)
+    unknown = spec.nodes[0].gpus is None and not gpus
+    plan_without_nodes(spec.with_gpus(gpus or 0)._replace(backend="gloo" if unknown else spec.backend))
     for text in scheduler.remarks(spec):
         say(text)
     file = spec.invocation.file

@@ -238,7 +238,7 @@ class _Script:
         if self._launches:
             return self._launches[0][1]
         hint = "found no srun with Python, torchrun or accelerate outside of if, for and functions"
-        if any(re.search("distlaunch (run|exec)", text) for text in self.left):
+        if re.search(r"^[^#\n]*\bdistlaunch (run|exec)", self._source, re.MULTILINE):
             raise UsageError("this script already starts distlaunch: submit it with sbatch")
         close = [text for text in self.left if re.search("srun|torchrun|accelerate|python", text)]
         raise UsageError("; ".join((hint, *close[:3])))

@@ -126,8 +126,10 @@ def _rendezvous(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 def _words(spec: JobSpec) -> Iterator[tuple[str, str]]:
     env = {name: value.text for name, value in spec.program.env.items() if not value.inherited}
+    pods = "have the script build the pods' names, which are MASTER_ADDR with another number before the dot"
     for path, word in placed_in("", {"command": spec.program.words, "args": spec.program.args, "env": env}):
-        yield path, f"{{{word}}} can't be filled in when a job is exported; {instead_of(word)}"
+        advice = pods if word.startswith("hosts") else instead_of(word)
+        yield path, f"{{{word}}} can't be filled in when a job is exported; {advice}"
 
 
 def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:

@@ -86,17 +86,18 @@ def hurried(spec: JobSpec) -> JobSpec:
 def _run_directory(spec: JobSpec) -> Iterator[Finding]:
     """Yield a finding if the run directory can't be created, or its disk is almost full."""
     directory = spec.logs.directory
+    cannot = f"the run directory can't be created in {directory}"
     while not os.path.lexists(directory) and os.path.dirname(directory) != directory:
         directory = os.path.dirname(directory)
     if not os.path.isdir(directory):
-        what = f"the run directory can't be created: {directory} is not a directory"
-        yield Finding("error", "place", what, "the run can't start", "set logs.dir")
+        what = f"{cannot}: {directory} is not a directory"
+        yield Finding("error", "place", what, "the run can't start", "set logs.dir to another directory")
         return
     disk = os.statvfs(directory)
     free = free_bytes(disk)
     if not os.access(directory, os.W_OK):
-        what = f"the run directory can't be created: {directory} is not writable on this machine"
-        yield Finding("error", "place", what, "the run can't start", "set logs.dir")
+        what = f"{cannot}: {directory} is not writable on this machine"
+        yield Finding("error", "place", what, "the run can't start", "set logs.dir to another directory")
     elif disk.f_blocks and free < MIB:  # some file systems don't count
         room = f"has only {size_words(free)} free on this machine"
         what = f"the disk for the run directory, {directory}, {room}"

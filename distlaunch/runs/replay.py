@@ -79,7 +79,8 @@ class Replay:
         self._count += 1
         kind = _KINDS.get(line.get("event"))
         if self.state is None and line.get("event") != BEGAN:
-            raise HistoryError("line 1: not the beginning of a run")
+            what = "line 1: the beginning of the run is missing"
+            raise HistoryError(f"{what}; read the logs in the run directory")
         if self.state is None and line.get("version") != VERSION:
             by = f"version {line['distlaunch']}" if "distlaunch" in line else "another version"
             what = f"line 1: recorded by {by} of distlaunch, in a format that this version can't read"

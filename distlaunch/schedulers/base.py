@@ -288,7 +288,7 @@ def _mistakes(spec: JobSpec, scheduler: Scheduler) -> Iterator[tuple[str, str]]:
     for path in ("nodes[0]", "hostfile"):
         if path in spec.places:
             yield path.partition("[")[0], f"{scheduler.title} chooses the hosts: {scheduler.chooses}"
-    if "spares" in spec.places and not asked.get("nodes"):
+    if "spares[0]" in spec.places or ("spares" in spec.places and not asked.get("nodes")):
         total = f"{scheduler.key}.nodes to the total number of nodes, including spares"
         yield "spares", f"{scheduler.title} chooses the hosts: set spares: rest, and {total}"
     if spec.restarts.requeue and not scheduler.answers:

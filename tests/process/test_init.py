@@ -102,7 +102,7 @@ def test_ctrl_c_ends_the_transport_to_a_node_that_does_not_answer(tmp_path: Path
         ("no.py", "/no.py: specify the path of the script"),
         (
             "tool",
-            "tool is not a .py file: convert a script that starts torchrun with `distlaunch import sbatch`",
+            "tool is not a .py file: to convert a torchrun command, use `distlaunch import torchrun '…'`;",
         ),
         ("job.yaml", "job.yaml is not a script: to write this job file, use -o job.yaml"),
         ("train.py -o old.yaml", "old.yaml already exists; choose another name with -o"),

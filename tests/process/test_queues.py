@@ -370,6 +370,8 @@ def test_reports_a_directory_that_cannot_hold_scripts_and_a_dry_run_writes_none(
     told = distlaunch("submit", str(job), status=1).stderr
     assert f"can't write the batch script to {job}: File exists; set logs.dir" in told
     assert "requests no GPUs: set gpus_per_node to the number of GPUs per node, or to 0 for" in told
+    job.write_text("command: ['true']\nbackend: nccl\npbs: {select: '2:ngpus=4'}\n")
+    assert distlaunch("submit", "--dry-run", str(job), status=0).stderr == ""  # select isn't parsed
     job.write_text("command: ['true']\ngpus_per_node: 0\n")
     assert distlaunch("submit", "--dry-run", str(job), status=0).stderr == ""
     assert list(tmp_path.iterdir()) == [job]

@@ -75,7 +75,7 @@ def test_a_connection_that_is_lost_while_a_run_is_shown_does_not_stop_it(
 
 def test_refuses_to_send_a_job_from_a_pipe() -> None:
     done = distlaunch("run", "--on", "gpu-a", "-", input="command: ['true']\n", status=2)
-    assert "--on needs a job file; write one with `distlaunch dry-run … --save job.yaml`" in done.stderr
+    assert "--on needs a job file; write one with `distlaunch dry-run --save job.yaml …`" in done.stderr
 
 
 def test_ranks_run_with_this_python_and_not_with_that_of_the_controllers_host(

@@ -341,5 +341,6 @@ def test_mentions_that_ranks_ran_as_independent_copies(tmp_path: Path) -> None:
 def test_simulates_no_nodes_of_a_schedulers_job_unless_told_to(tmp_path: Path) -> None:
     job = str(write_job(tmp_path, "print('here')", f"{TWO}nodes: 2\nslurm: {{time: 1h}}\n"))
     submits = f"`distlaunch submit {job}` submits it to Slurm; to simulate"
-    assert f"nodes: not in an allocation: {submits}" in distlaunch("run", job, status=2).stderr
+    told = f"nodes: not in an allocation (no variables of Slurm are set): {submits}"
+    assert told in distlaunch("run", job, status=2).stderr
     assert distlaunch("run", job, "--set", "launcher=local", status=0).stdout.count("here") == 4

@@ -746,7 +746,7 @@ FULL = "can't write to stdout: No space left on device"
     ("command", "told"),
     [
         ("run -d", f"runs in the background\ndistlaunch: {FULL}\n"),
-        ("run --json", f"{FULL}; the job ended with status 0\n"),
+        ("run --json", "/summary.json\n"),
         ("dry-run", f"distlaunch: {FULL}\n"),
         ("run --help", f"distlaunch: {FULL}\n"),
     ],

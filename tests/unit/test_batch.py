@@ -106,6 +106,11 @@ USELESS = [
         "nodes: 2\nspares: rest",
         "spares: Slurm chooses the hosts: set spares: rest, and slurm.nodes to the total",
     ),
+    (
+        "slurm",
+        "nodes: 2\nspares: [c]\nslurm: {nodes: 3}",
+        "spares: Slurm chooses the hosts: set spares: rest, and slurm.nodes to the total",
+    ),
     ("grid-engine", "nodes: 2", "grid_engine.pe: name a parallel environment"),
     ("grid-engine", "restarts: {requeue: 2}", "distlaunch can't requeue Grid Engine jobs; remove this key"),
     ("pbs", "nodes: [a, b]", "nodes: PBS chooses the hosts: set nodes to the number of nodes"),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -42,18 +43,23 @@ def part_of(module: str) -> str:
     return [*module.split("."), "__init__"][1]
 
 
-TREES = {name_of(path): ast.parse(path.read_text(), str(path)) for path in sorted(ROOT.rglob("*.py"))}
-SCHEDULERS = [name for name in TREES if part_of(name) == "schedulers"]
+MODULES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
+SCHEDULERS = [name for name in MODULES if part_of(name) == "schedulers"]
 PROGRAMS = {"distlaunch.check.probe", "distlaunch.check.link_probe", "distlaunch.cli.function"}
 """Run on nodes by the job's Python."""
 IMPURE = {*SCHEDULERS, *FILES, *PROGRAMS}
-PURE = [name for name in TREES if FLOORS.get(part_of(name)) == 1 and name not in IMPURE]
-SHIPPED = [name for name in TREES if part_of(name) == "agent"]
+PURE = [name for name in MODULES if FLOORS.get(part_of(name)) == 1 and name not in IMPURE]
+SHIPPED = [name for name in MODULES if part_of(name) == "agent"]
+
+
+@cache
+def tree_of(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text(), name)
 
 
 def imports_of(name: str) -> Iterator[str]:
     """Every module that `name` imports, wherever in it, by its full name."""
-    for node in ast.walk(TREES[name]):
+    for node in ast.walk(tree_of(name)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -61,7 +67,7 @@ def imports_of(name: str) -> Iterator[str]:
             module = str(node.module)
             for alias in node.names:
                 full = f"{module}.{alias.name}"
-                yield full if full in TREES else module
+                yield full if full in MODULES else module
 
 
 def roots_of(name: str) -> set[str]:
@@ -75,7 +81,7 @@ def own_imports(name: str) -> list[str]:
     return [module for module in imports_of(name) if module.split(".")[0] == "distlaunch"]
 
 
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", MODULES)
 def test_a_module_imports_only_from_its_own_floor_and_below(name: str) -> None:
     floor = FLOORS[part_of(name)]
     assert [module for module in own_imports(name) if FLOORS[part_of(module)] > floor] == []
@@ -99,7 +105,7 @@ def test_every_module_of_the_agent_is_shipped_as_code_and_as_source() -> None:
 
 
 def test_nothing_imports_torch() -> None:
-    assert {name for name in TREES if "torch" in roots_of(name)} <= PROGRAMS
+    assert {name for name in MODULES if "torch" in roots_of(name)} <= PROGRAMS
 
 
 # Floor 1 is pure
@@ -123,12 +129,12 @@ def dotted(node: ast.expr) -> str:
 
 
 def calls_of(name: str) -> set[str]:
-    return {dotted(node.func) for node in ast.walk(TREES[name]) if isinstance(node, ast.Call)}
+    return {dotted(node.func) for node in ast.walk(tree_of(name)) if isinstance(node, ast.Call)}
 
 
 def used_of_os(name: str) -> set[str]:
     """The attributes of `os` that a module uses, but for `os.path` itself."""
-    used = {dotted(node) for node in ast.walk(TREES[name]) if isinstance(node, ast.Attribute)}
+    used = {dotted(node) for node in ast.walk(tree_of(name)) if isinstance(node, ast.Attribute)}
     return {each for each in used if each.startswith("os.")} - {"os.path"}
 
 
@@ -166,7 +172,7 @@ def test_no_condition_names_a_scheduler() -> None:
     code = "if x == 'slurm' or y in ('pbs', 'z'): pass\nmatch z:\n    case 'lsf' | 'flux': pass"
     assert names_compared(ast.parse(code)) == {"slurm", "pbs", "z", "lsf", "flux"}
     keys = {*TABLE, *(load(each).key for each in TABLE)}
-    found = {name for name, tree in TREES.items() if names_compared(tree) & keys}
+    found = {name for name in MODULES if names_compared(tree_of(name)) & keys}
     assert found <= {*SCHEDULERS}
 
 
@@ -189,9 +195,9 @@ LEVELS = 9
 
 
 def test_neither_modules_nor_packages_import_each_other() -> None:
-    edges = {name: set(own_imports(name)) - {name} for name in TREES}
+    edges = {name: set(own_imports(name)) - {name} for name in MODULES}
     TopologicalSorter(edges).prepare()  # raises CycleError, which names one
-    parts: dict[str, set[str]] = {part_of(name): set() for name in TREES}
+    parts: dict[str, set[str]] = {part_of(name): set() for name in MODULES}
     for name, modules in edges.items():
         parts[part_of(name)] |= set(map(part_of, modules)) - {part_of(name)}
     levels: dict[str, int] = {}
@@ -203,7 +209,7 @@ def test_neither_modules_nor_packages_import_each_other() -> None:
 def test_the_supervisors_modules_hardly_know_each_other() -> None:
     """What one of them finds, and another decides upon, is data that goes through `step`."""
     types = {f"distlaunch.supervisor.{name}" for name in ("actions", "events", "nodes", "state")}
-    inside = {name for name in TREES if name.startswith("distlaunch.supervisor.")} - types
+    inside = {name for name in MODULES if name.startswith("distlaunch.supervisor.")} - types
     arrows = {(name, module) for name in inside for module in own_imports(name) if module in inside}
     assert len(arrows) <= 28
 
@@ -211,7 +217,7 @@ def test_the_supervisors_modules_hardly_know_each_other() -> None:
 def test_functions_are_mostly_under_ten_lines_and_rarely_over_thirty() -> None:
     """Their heads and docstrings included."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, functions)]
+    nodes = [node for name in MODULES for node in ast.walk(tree_of(name)) if isinstance(node, functions)]
     lengths = [(node.end_lineno or 0) - node.lineno + 1 for node in nodes]
     assert statistics.median(lengths) < 10
     assert sum(length > 30 for length in lengths) < len(lengths) / 50
@@ -229,16 +235,16 @@ AT_ITS_START = {
 
 def late_imports(name: str) -> Iterator[str]:
     """What the functions of a module import when they are called."""
-    for function in ast.walk(TREES[name]):
+    for function in ast.walk(tree_of(name)):
         if isinstance(function, ast.FunctionDef):
             for node in ast.walk(function):
                 if isinstance(node, ast.ImportFrom):
                     full = (f"{node.module}.{alias.name}" for alias in node.names)
-                    yield from (each if each in TREES else str(node.module) for each in full)
+                    yield from (each if each in MODULES else str(node.module) for each in full)
 
 
 def test_a_run_that_is_left_imports_nothing_later() -> None:
     """Weeks later another distlaunch may be installed in the place of the one that began."""
-    late = {each for name in TREES if part_of(name) in RUNS for each in late_imports(name)}
+    late = {each for name in MODULES if part_of(name) in RUNS for each in late_imports(name)}
     ours = {each.removeprefix("distlaunch.") for each in late if each.startswith("distlaunch.")}
     assert ours - AT_ITS_START == set()

@@ -225,6 +225,7 @@ REFUSED = [
     *((text, "no srun with") for text in ("\n \n# a\n", "\0\x01\x7f", "import os\nprint('a')\n")),
     ("python t.py", "line 1: not understood: `python t.py`"),
     ("date\nsrun a\nsrun bash -c 'torchrun x'", "line 3: not understood: `srun bash -c 'torchrun x'`"),
+    ("if :; then\n  distlaunch run a.yaml\nfi", "this script already starts distlaunch"),
     ("if :; then srun python x.py; fi", "line 1: not understood: `if :; then srun python x.py; fi`"),
     (f"{RUN}\n{RUN}", "lines 1, 2 all start ranks, but a job file has one program: comment out"),
     (f"{RUN}; torchrun x.py", "lines 1, 1 all start ranks"),

@@ -11,12 +11,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from kubeflow_trainer_api.models import JobsetV1alpha2JobSet, TrainerV1alpha1TrainJob
 
 from distlaunch.cli.job_file import job_of
 from distlaunch.cli.own_archive import torchrun_modules, torchrun_payload
@@ -28,7 +26,7 @@ from distlaunch.kubernetes.manifests import Kind, first_host, manifests, merged,
 from distlaunch.launch.addresses import plan_without_nodes
 from tests.pods import expand
 from tests.unit.samples import bounded
-from tests.unit.test_floors import TREES, imports_of, name_of
+from tests.unit.test_floors import MODULES, imports_of, name_of
 
 VERSIONS = ("1.30", "1.33", "1.37")
 KINDS: tuple[Kind, ...] = ("job", "jobset", "trainjob")
@@ -116,6 +114,10 @@ def without_empty(value: Any) -> Any:
 
 @pytest.mark.parametrize("text", JOBS.values(), ids=JOBS)
 def test_clusters_accept_the_manifests_and_kubeflows_client_knows_every_field(text: str) -> None:
+    # Here, because they take a second, and each worker of pytest imports this module.
+    import kubernetes_validate
+    from kubeflow_trainer_api.models import JobsetV1alpha2JobSet, TrainerV1alpha1TrainJob
+
     bundle, jobset = printed(text, "jobset")
     (group,) = jobset["spec"]["replicatedJobs"]
     alone = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **group["template"]}
@@ -328,7 +330,7 @@ def test_the_bundle_is_the_whole_agent_small_and_reproducible_and_needs_only_pyt
     bundle = manifests(exported(JOBS["everything"]), "job", 8, b64encode(payload).decode())[0]
     assert len(json.dumps(bundle)) < APPLY_LIMIT
     along = {name_of(Path(path)) for _, path in torchrun_modules()}
-    assert {name for name in TREES if name.startswith("distlaunch.agent")} <= along
+    assert {name for name in MODULES if name.startswith("distlaunch.agent")} <= along
     outside = {module.split(".")[0] for name in along for module in imports_of(name)} - {"distlaunch"}
     # mypy alone imports the first, and a job that brings its code the second
     assert outside - {"typing_extensions", "pathspec"} <= sys.stdlib_module_names
@@ -357,6 +359,7 @@ NEVER = "can't be filled in when a job is exported; have the script read"
         "master_addr: gpu-a": "master_addr: ranks always connect to the first pod; remove it",
         "args: ['--rank={rank}']": f"args[0]: {{rank}} {NEVER} RANK",
         "env: {PATH: null}": "a Secret and set kubernetes.secrets.PATH: {secret: …, key: …}",
+        "env: {HOSTS: '{hosts:1}'}": "have the script build the pods' names, which are MASTER_ADDR",
         "env: {NOT_SET_HERE: null}": "env.NOT_SET_HERE: a value from your environment is never printed",
         "env: {RUN: 'x-{job_id}'}": f"env.RUN: {{job_id}} {NEVER}",
         "kubernetes: {secrets: {RANK: {secret: s, key: k}}}": "kubernetes.secrets.RANK: distlaunch sets RANK",

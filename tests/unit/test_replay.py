@@ -66,7 +66,7 @@ PLAIN = first_line(spec_of("script: t.py"))
     ("lines", "words"),
     [
         ([], "contains no complete line"),
-        ([line("AgentUp")], "line 1: not the beginning of a run"),
+        ([line("AgentUp")], "line 1: the beginning of the run is missing; read the logs"),
         ([line(BEGAN, version=VERSION - 1)], "line 1: recorded by another version of distlaunch, in"),
         ([line(BEGAN, version=VERSION + 1, distlaunch="9.1")], "recorded by version 9.1 of distlaunch, in a"),
         ([PLAIN, line("Nonsense")], "line 2: unknown event: 'Nonsense'"),
