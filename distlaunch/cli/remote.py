@@ -139,7 +139,7 @@ def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = prin
         attach = shlex.join(["distlaunch", "attach", *config, name])
         say(f"the SSH connection to {ssh.host} was lost, which doesn't stop {name}; to continue: {attach}")
         return Exit.UNREACHABLE
-    return _status(ssh, process.returncode)
+    return _status(ssh, process.returncode, began)
 
 
 def show_there(ssh: Ssh, words: Sequence[str], env: Mapping[str, str]) -> int:
@@ -150,7 +150,7 @@ def show_there(ssh: Ssh, words: Sequence[str], env: Mapping[str, str]) -> int:
     encoded = base64.b64encode(code.encode()).decode()  # free of characters that are special in any shell
     run = f'exec "$p" -I -c "import base64,sys;exec(base64.b64decode(sys.argv.pop()))" {encoded}'
     start = f"exec /bin/sh -c '{_FIND_PYTHON}{run}'"
-    return _status(ssh, subprocess.run(ssh.argv_for(start, terminal=True), check=False).returncode)
+    return _status(ssh, subprocess.run(ssh.argv_for(start, terminal=True), check=False).returncode, True)
 
 
 def _hand_over(process: "subprocess.Popen[bytes]", host: str, request: Request) -> tuple[bool, bytes]:
@@ -176,9 +176,9 @@ def _read(process: "subprocess.Popen[bytes]") -> bytes:
     return os.read(process.stdout.fileno(), 1 << 16)
 
 
-def _status(ssh: Ssh, status: int) -> int:
+def _status(ssh: Ssh, status: int, began: bool) -> int:
     """Return the exit status of a command run over SSH. Raises `DistlaunchError` if Python is missing."""
-    if status == NO_PYTHON:
+    if status == NO_PYTHON and not began:
         raise DistlaunchError(
             f"{ssh.host}: found no Python 3.10 or later (tried python3 and python3.10 to python3.14 in the "
             "PATH of SSH commands); install one there, or add it to that PATH"

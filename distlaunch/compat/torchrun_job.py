@@ -46,7 +46,7 @@ def left_to_torch(flags: Flags, environ: Mapping[str, str]) -> str:
     if flags.rdzv_backend not in ("static", "c10d"):
         return f"{flags.named('rdzv_backend')} {flags.rdzv_backend}"
     if fewest != most and flags.rdzv_backend == "static":
-        return f"{flags.named('nnodes')} {flags.nnodes}"
+        return f"{flags.named('nnodes')} {flags.nnodes} without {flags.named('rdzv_backend')} c10d"
     store = flags.conf.get("store_type", "tcp").lower()
     return f"{flags.named('rdzv_conf')} store_type={store}" if flags.c10d and store != "tcp" else ""
 

@@ -179,7 +179,9 @@ def _variables(reading: Reading) -> Mistakes:
                 hint = f"did you mean {close}? Otherwise, " if close else ""
                 hint += "export it, or write a value"
                 if around.allocation and around.allocation.scheduler != "kubernetes":
-                    hint += "; batch jobs get the variables that the scheduler passes on (--export, -v)"
+                    key = around.allocation.scheduler.replace("-", "_")
+                    hint += "; a batch job has only the variables that its scheduler passes on: with "
+                    hint += f"`distlaunch submit`, add the scheduler's option for {name} to {key}.extra"
                 yield f"{path}env.{name}", f"{name} is null, but it is not set in your environment; {hint}"
 
 
@@ -246,10 +248,8 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
         hint = 'to list pods, write launcher: {command: [kubectl, exec, -i, "{host}", --]}'
         yield key, f"kubernetes.selector selects the pods: remove {key}; {hint}"
     elif launcher == "kubernetes" and not submitted and not reading.section("kubernetes").get("selector"):
-        yield (
-            "launcher",
-            "this launcher uses running pods: set kubernetes.selector to their label, such as app=train",
-        )
+        what = "this launcher uses running pods: set kubernetes.selector to their label, such as app=train"
+        yield "launcher", f"{what}; to create pods, use `distlaunch export kubernetes`"
     if isinstance(launcher, Mapping):
         missing = _names_hint(spec) if nameless or not spec.pool else ""
         yield from _command(reading, launcher, missing, len(spec.pool))
@@ -298,8 +298,11 @@ def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
 
 def _stdin(reading: Reading, spec: JobSpec) -> Mistakes:
     if spec.stdin != "none" and spec.nodes and (spec.container or not spec.nodes[0].local):
-        what = "rank 0 must run on this machine, without ssh, srun or a container (list this machine as "
-        yield "stdin", f"{what}localhost, or add --set launcher=local); otherwise, have it read a file"
+        first = "list this machine first in nodes, as localhost, or have rank 0 read a file"
+        every = "to run all ranks here, add --set nodes=1 --set launcher=local"
+        what = f"rank 0 must run on this machine, without ssh, srun or a container: {first}; {every}"
+        queued = "a job in a queue has no input: have rank 0 read a file, or remove this key"
+        yield "stdin", queued if reading.around.submitted else what
 
 
 def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:

@@ -143,7 +143,8 @@ class Prover:
             try:
                 return self._credential(_digest(side, transcript))
             except OSError as error:
-                what = f"the controller requires a MUNGE credential, which {self._name} can't create: {error}"
+                why = f"munge: {error.strerror}" if error.strerror else error  # not there, or what it said
+                what = f"the controller requires a MUNGE credential, which {self._name} can't create: {why}"
                 advice = f"set up MUNGE there, or {SAME_SECRET}"
                 raise JoinError(f"{what}; {advice}", Exit.USAGE) from None
         return ""
@@ -164,7 +165,7 @@ class Prover:
         """Return a MUNGE credential of this process's user; see munge(1). Raises OSError."""
         status, text = self._munge(["munge", "--string", payload], "")
         if status:
-            raise OSError(f"munge: {text.strip() or f'exit status {status}'}")
+            raise OSError(text.strip() or f"munge: exit status {status}")
         return text.strip()
 
     def _wrong_credential(self, text: str, payload: str) -> str:

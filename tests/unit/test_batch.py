@@ -128,6 +128,11 @@ def test_refuses_a_job_that_cannot_work(target: str, text: str, problem: str, tm
     assert "job.yaml:" in str(refused.value)
 
 
+def test_a_job_in_a_queue_has_no_input(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="stdin: a job in a queue has no input: have rank 0 read a file"):
+        submitted("script: train.py\nnodes: 2\nstdin: rank 0\n", tmp_path)
+
+
 REQUESTED = [
     ("gpus_per_node: 3\nslurm: {gpus: 8}", 3),
     ("slurm: {gpus: 8}", 8),

@@ -353,7 +353,7 @@ def test_chooses_the_log_directory(words: str, directory: str, temporary: bool) 
 LEFT_TO_TORCH = [
     ("", ""),
     ("--nnodes=2", ""),
-    ("--nnodes=1:2", "--nnodes 1:2"),
+    ("--nnodes=1:2", "--nnodes 1:2 without --rdzv-backend c10d"),
     ("--rdzv-backend=c10d --nnodes=1 --rdzv-endpoint=elsewhere:29500", ""),
     ("--rdzv-backend=c10d --nnodes=1:1 --rdzv-conf=is_host=1 --local-addr=a --rdzv-id=j", ""),
     ("--rdzv-backend=c10d --nnodes=4:4 --rdzv-conf=join_timeout=5,store_type=tcp", ""),
