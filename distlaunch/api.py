@@ -184,10 +184,10 @@ class Job:
         overrides = []
         for name, value in settings.items():
             try:
-                overrides.append(f"{name}={json.dumps(value, default=os.fspath)}")
-            except (TypeError, ValueError):  # ValueError: bytes
+                overrides.append(f"{name}={json.dumps(value, default=_path_text)}")
+            except (TypeError, ValueError) as error:
                 hint = "use strings, numbers, lists and dicts"
-                raise UsageError(f"{name}: a job file can't contain {value!r:.80}; {hint}") from None
+                raise UsageError(f"{name}: can't be written to a job file: {error}; {hint}") from None
         if not _file and str(script).endswith(".py"):  # gives the job its name
             _file, overrides = str(script), overrides[1:]
         words = [str(word) for word in args]
@@ -216,6 +216,13 @@ class Job:
         """Run the job, and return its result. Ctrl-C stops the job."""
         with self.start() as run:
             return run.wait()
+
+
+def _path_text(value: Any) -> str:
+    """Return a path as text. Raises TypeError for other values."""
+    if isinstance(value, os.PathLike) and isinstance(path := os.fspath(value), str):
+        return path
+    raise TypeError(f"{value!r:.80} has the type {type(value).__name__}")
 
 
 def _started(request: Mapping[str, Any]) -> "tuple[str, str, subprocess.Popen[bytes]]":

@@ -273,9 +273,10 @@ def _command(reading: Reading, launcher: Checked, missing: str, hosts: int) -> M
     elif hosts > 1 and not any(HOST in word for word in launcher["command"]):
         yield "launcher.command", f"{HOST} is missing; without it, the command always reaches the same node"
     for path, node in reading.listed():
-        for key in ("user", "port"):
-            if key in node:
-                yield f"{path}.{key}", f"{key} has no effect with launcher.command; remove it"
+        login = [key for key in ("user", "port") if key in node] or ["user"] * ("@" in node.get("host", ""))
+        for key in login:
+            text = f"{key} has no effect with launcher.command; remove it, or write it into the command"
+            yield f"{path}.{key}" if key in node else path, text
 
 
 def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:

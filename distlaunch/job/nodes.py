@@ -103,7 +103,8 @@ def users_and_hosts(text: str, place: Place) -> list[tuple[str | None, str]]:
     user, pattern = split_user(text)
     if found := re.fullmatch(r"([^:]+):([0-9]+)", pattern):
         login = f", user: {user}" if user else ""
-        record = f"{{host: {found[1]}, port: {found[2]}{login}}}"
+        host = found[1] if re.fullmatch(r"[\w.-]+", found[1]) else f'"{found[1]}"'
+        record = f"{{host: {host}, port: {found[2]}{login}}}"
         raise ValueError(f"{text}: write {place.instead(text, record)}")
     return [(user, host) for host in _hosts_in(pattern)]
 

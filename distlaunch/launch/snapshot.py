@@ -316,9 +316,11 @@ def _wanted(spec: JobSpec, root: str, listed: Iterable[str]) -> Iterator[str]:
         patterns = [*ignored.read().splitlines(), *patterns]
     if patterns:
         paths -= {*_matching(spec, patterns, paths)}
-    runs = os.path.relpath(os.path.realpath(spec.logs.directory), root)
+    logs = spec.logs.directory
+    runs = {os.path.relpath(each, root) for each in (logs, os.path.realpath(logs))}  # it may be a symlink
+    below = (WHEELS, *(f"{each}/" for each in runs))
     for path in paths:
-        if path != runs and not path.startswith((f"{runs}/", WHEELS)) and not ABOUT_RUN.search(path):
+        if path not in runs and not path.startswith(below) and not ABOUT_RUN.search(path):
             yield path
 
 
@@ -403,7 +405,9 @@ def _entry(store: Store, path: str, source: str, found: os.stat_result) -> Entry
         target = os.readlink(source)
         if not link_stays_inside(path, target):
             what = f"{source} is a symlink to {target}, which is not a relative path inside the code"
-            raise DistlaunchError(f"{what}; correct it, or {_EXCLUDE}")
+            # A pattern such as data/ doesn't match a symlink.
+            advice = f"correct it, or leave it out with the pattern /{path} in {IGNORE_FILE}"
+            raise DistlaunchError(f"{what}; {advice}")
         return Entry(path, LINK, 0, target)
     is_program = bool(found.st_mode & stat.S_IXUSR)
     for _ in range(TRIES):

@@ -84,6 +84,8 @@ def test_mistakes_are_known_before_anything_starts(directory: Path) -> None:
         dl.Job.load("job.yaml")
     missing = dl.Job.load("job.yaml", nodes=1, gpus_per_node=0, script="missing.py").run()
     assert (missing.state, missing.exit_status) == ("FAILED", 127)
+    with pytest.raises(dl.UsageError, match="env: can't be written to a job file: b'x' has the type bytes"):
+        dl.Job("train.py", env={"A": b"x"})
     with pytest.raises(dl.DistlaunchError, match="/proc"):
         dl.Job("ends.py", gpus_per_node=0, logs={"dir": "/proc"}).start()
     with pytest.raises(dl.DistlaunchError, match="no run matches"):

@@ -223,6 +223,8 @@ def test_runs_are_left_out_behind_symlinks_too(job: Path) -> None:
     write(job, {"out/train-1/plan.json": ""})
     (job.parent / "shown").symlink_to(job)
     assert names(job, logs={"dir": str(job.parent / "shown/out")}) == ["train.py"]
+    (job / "runs").symlink_to(job.parent / "scratch")
+    assert "runs" not in names(job, logs={"dir": str(job / "runs")})
 
 
 def _too_large(job: Path) -> None:

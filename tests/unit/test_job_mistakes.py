@@ -84,6 +84,8 @@ MISTAKES = {
     "cpu_binding: [0-3, 7-4]": "2:20: cpu_binding[1]: 7-4 ends before it begins",
     "nodes: [gpu[1-2]]": '2:12: quote a range inside a list: "gpu[1-2]"',
     "nodes: [me@host1:22]": "2:9: nodes[0]: me@host1:22: write {host: host1, port: 22, user: me}",
+    "nodes: ['a[1-2]:22']": '2:9: nodes[0]: a[1-2]:22: write {host: "a[1-2]", port: 22}',
+    "nodes: [me@a]\nlauncher: {command: [x, '{host}']}": "2:9: nodes[0]: user has no effect with launcher…",
     "args: ['{local-rank}']": "2:8: args[0]: … mean {local_rank}? {{local-rank}} passes {local-rank} to…",
     "args: ['{nope}']": "2:8: args[0]: unknown placeholder {nope}; known: {rank}, …, {hosts_json:PORT};…",
     "args: ['{{hosts:0}} {hosts:65000}']": "2:8: args[0]: {hosts:65000}: … 1 to 61439, got '65000'; …",
