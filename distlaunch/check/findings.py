@@ -271,8 +271,8 @@ def _limits(facts: Mapping[str, Any], network: Mapping[str, Any]) -> Iterator[Fi
         yield _warning("limits", str(reason), "the code at which ranks hang will be unknown", do)
     if network.get("ib") and 0 <= memlock < 32 * GIB:
         what = f"only {size_words(memlock)} of memory may be locked"
-        do = "remove the limit (limits.conf, LimitMEMLOCK of slurmd, docker run --ulimit memlock=-1), or "
-        do += "give containers the capability IPC_LOCK"
+        do = "remove the limit (limits.conf; docker run --ulimit memlock=-1 or --cap-add IPC_LOCK; Slurm "
+        do += "passes on that of the submitting shell, unless it has PropagateResourceLimitsExcept=MEMLOCK)"
         yield _warning("limits", what, "InfiniBand locks its buffers", do)
 
 

@@ -124,7 +124,11 @@ def _ask_script() -> str:
         answer = os.path.expanduser(_ask("script", default))
         if answer.endswith(".py") and os.path.isfile(answer):
             return answer
-        say(f"no Python script {answer!r} here" if answer else "name a Python script")
+        if answer and not answer.endswith(".py"):
+            other = "for another program, press Ctrl-C and use -m or --set command=…"
+            say(f"{answer!r} doesn't end in .py; {other}")
+        else:
+            say(f"no Python script {answer!r} here" if answer else "name a Python script")
 
 
 def _ask_hosts() -> str | None:

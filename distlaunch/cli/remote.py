@@ -185,7 +185,10 @@ def _status(ssh: Ssh, status: int, began: bool) -> int:
         )
     if status == 255:
         # ssh has printed the reason.
-        say(f"the SSH connection to {ssh.host} failed; to check it: {shlex.join(ssh.plain_argv)}")
+        plain = shlex.join(ssh.plain_argv)
+        direct = plain.replace("ssh", "ssh -o BatchMode=yes -o ControlPath=none", 1)
+        what = f"the SSH connection to {ssh.host} failed; `{direct} true` must work without a prompt"
+        say(f"{what}: load your key with ssh-add, or check a new host's key once with `{plain}`")
         return Exit.UNREACHABLE
     return 255 if status == WAS_255 else status if status >= 0 else 128 - status
 

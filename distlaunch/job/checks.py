@@ -75,7 +75,7 @@ def _script(reading: Reading) -> Mistakes:
     """Refuse a `script` that is a whole command line, and suggest the keys to write instead."""
     text = reading.checked.get("script") or ""
     keys = program_keys(text)
-    if re.match(r"(?:\S*/)?torchrun\s", text):
+    if re.match(r"(?:\S*/)?(?:torchrun|python[0-9.]*\s+-m\s+torch\.distributed\.(?:run|launch))\s", text):
         import shlex  # needed only for mistakes
 
         made = f"`distlaunch import torchrun {shlex.quote(text)}`"

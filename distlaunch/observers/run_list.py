@@ -128,7 +128,8 @@ def forget(runs: Iterable[str]) -> None:
     """Remove runs from the list. Raises OSError."""
     gone, path = set(runs), index_path()
     with _locked(path) as fd:
-        kept = [line for line in lines_of(path) if line.get("run") not in gone]
+        text = os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
+        kept = [line for line in _objects(text) if line.get("run") not in gone]
         os.ftruncate(fd, 0)
         os.write(fd, b"".join(map(_encoded, kept)))
 
@@ -137,13 +138,17 @@ def lines_of(path: str) -> Iterator[dict[str, Any]]:
     """Read the objects in a file of JSON lines; other lines are skipped."""
     try:
         with open(path, encoding="utf-8", errors="replace", opener=_opened) as file:
-            lines = file.read().splitlines()
+            text = file.read()
     except OSError as error:
         if isinstance(error, PermissionError) and path == index_path():
             advice = "correct its permissions, or set XDG_STATE_HOME to a directory of yours"
             raise UsageError(f"{path}: this list of runs can't be read; {advice}") from None
         return
-    for line in lines:
+    yield from _objects(text)
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
         with contextlib.suppress(ValueError):
             document = json.loads(line)
             if isinstance(document, dict):

@@ -120,6 +120,7 @@ def differing(state: State, now: float) -> Cause | None:
 
 _NO_INTERNET = r"from versions: none|name resolution|Failed to establish|dns error|unreachable|timed out"
 """Messages of pip, uv and conda on nodes that can't reach a package index."""
+_FULL = r"No space left|[Qq]uota exceeded|Read-only file system"
 
 
 def on_tree_refused(event: messages.TreeRefused, state: State, now: float) -> Step:
@@ -135,6 +136,8 @@ def on_tree_refused(event: messages.TreeRefused, state: State, now: float) -> St
     if setup and setup.kind in ("uv", "run") and re.search(_NO_INTERNET, event.error):
         building += "; if the node can't reach a package index, use setup: {from: controller}, and for a job "
         building += "in a queue, run `distlaunch dry-run` on the login node first"
+    elif setup and re.search(_FULL, event.error):
+        building += "; free up space on the node, or set sync.to to another directory there"
     status = Exit.TIMEOUT if event.late else Exit.FAILED
     text = building if event.placed else copying
     cause = Cause(text, status, now, node=event.node, kind="node_lost")

@@ -34,13 +34,14 @@ def asked(directory: Path, typed: str, *words: str, command: str = "init") -> It
         os.close(terminal)
 
 
-@pytest.mark.parametrize(("typed", "script"), [("\n\n", "train.py"), ("no.py\ntool.py\n\n", "tool.py")])
+@pytest.mark.parametrize(("typed", "script"), [("\n\n", "train.py"), ("no.py\ntool\ntool.py\n\n", "tool.py")])
 def test_asks_on_a_terminal_for_a_job_that_passes_check(tmp_path: Path, typed: str, script: str) -> None:
     with asked(tmp_path, typed) as run:
         assert run.wait() == 0, run.stderr
     assert "script [train.py]: " in run.stderr
     assert "hosts, separated by commas [this machine]: " in run.stderr
     assert ("no Python script 'no.py' here" in run.stderr) == typed.startswith("no.py")
+    assert ("'tool' doesn't end in .py; for another" in run.stderr) == typed.startswith("no.py")
     assert "distlaunch check job.yaml" in run.stdout
     assert f"\nscript: {script}\n" in (tmp_path / "job.yaml").read_text()
     distlaunch("check", "job.yaml", cwd=tmp_path, status=0)

@@ -133,6 +133,7 @@ MISTAKES = {
 WHOLE_FILES = {
     "nodes:\n  - a\n  - host: b\n    gpus: four\nscript: x": '4:11: nodes[1].gpus: expected …, got "four"',
     "scirpt: x": "1:1: scirpt: unknown key; did you mean script?",  # and is not also missing
+    "script: python -m torch.distributed.run x.py": "1:9: script: this is a torchrun command, …",
     "script: x.py --lr 0.1": "1:9: script: write script: x.py and args: [--lr, 0.1]",
     "command: [x, '{rnak}']": "1:14: command[1]: unknown placeholder {rnak}; did you mean {rank}?…",
     "script:f.py": "1:1: put a space after the colon: script: f.py",
