@@ -67,6 +67,15 @@ def state(pid: int) -> str:
     return fields[0].decode() if fields else ""
 
 
+def lineage(pid: int) -> list[int]:
+    """List a process and its ancestors."""
+    found: list[int] = []
+    while fields := _stat(pid):
+        found.append(pid)
+        pid = int(fields[1])
+    return found
+
+
 def ignores(pid: int, signum: int) -> bool:
     """Return whether a process ignores a signal; False if there is no such process."""
     masks = [line.split()[1] for line in _lines("/proc/%d/status" % pid) if line.startswith("SigIgn:")]

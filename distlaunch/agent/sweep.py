@@ -9,6 +9,9 @@ its descendants inherit: DISTLAUNCH_RUN_ID and DISTLAUNCH_AGENT. The latter cont
 nodes may share a host. It also contains the PIDs and start times of the agent and its guardian, so a later
 process with the same PID isn't mistaken for one of them. A process whose agent and guardian are both dead is
 an orphan, and nothing else will sweep it.
+
+A worker may submit another job to the scheduler, which passes these variables on, to this host or another.
+The processes of that job are no orphans: DISTLAUNCH_AGENT also contains the host's boot and the worker's job.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
 from distlaunch.agent import procfs
@@ -34,6 +37,8 @@ Python's resource tracker outlives the processes that it serves, until it has un
 FEW = 64
 """Maximum number of helper processes to wait for. If there are more, they may be forking."""
 RUN, AGENT = b"DISTLAUNCH_RUN_ID=", b"DISTLAUNCH_AGENT="
+_JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID")
+"""Variables with the ID of a scheduler's job; JOB_ID is Grid Engine's."""
 
 
 def _prctl(option: int, number: int) -> None:
@@ -170,17 +175,22 @@ def _send(pid: int, signum: int) -> None:
 # Processes left by earlier agents
 
 
-def agent_cookie(node: int) -> str:
-    """Return DISTLAUNCH_AGENT: node, PID namespace, and the agent's and guardian's PIDs and start times."""
+def agent_cookie(node: int, environ: Mapping[str, str]) -> str:
+    """Return DISTLAUNCH_AGENT for a worker on `node` with the variables `environ`.
+
+    It contains the node, the PID namespace, the host's boot, the agent's and guardian's PIDs and start times,
+    and the ID of the scheduler's job, if any.
+    """
     agent, guardian = os.getpid(), os.getppid()
     each = ["%d.%d" % (pid, procfs.start_time(pid)) for pid in (agent, guardian)]
-    return "-".join([str(node), _pid_namespace(), *each])
+    job = next(filter(None, map(environ.get, _JOB_IDS)), "")
+    return "-".join([str(node), *_here(), *each, job])
 
 
 def kill_orphans() -> int:
     """Kill every orphan, and return how many were killed. Each agent does this once, when it starts."""
-    namespace = _pid_namespace()
-    return _kill(lambda environ: _is_orphan(_value(environ, AGENT), namespace))
+    here = _here()
+    return _kill(lambda environ: _belongs(environ, here) and not _has_agent(environ))
 
 
 def kill_run(run_id: str, node: int) -> int:
@@ -188,8 +198,13 @@ def kill_run(run_id: str, node: int) -> int:
 
     To answer `Reap`, an agent repeats this until the number is 0.
     """
-    run, mine = run_id.encode(), b"%d-" % node
-    return _kill(lambda environ: _value(environ, RUN) == run and _value(environ, AGENT).startswith(mine))
+    run, mine, here = run_id.encode(), b"%d-" % node, _here()
+
+    def is_ours(environ: bytes) -> bool:
+        ours = _value(environ, RUN) == run and _value(environ, AGENT).startswith(mine)
+        return ours and _belongs(environ, here)
+
+    return _kill(is_ours)
 
 
 def claim(run_id: str, node: int) -> object | None:
@@ -211,8 +226,12 @@ def claim(run_id: str, node: int) -> object | None:
 
 
 def _kill(wanted: Callable[[bytes], bool]) -> int:
-    """Kill every process for whose environment `wanted` is true, and return how many were killed."""
-    found = [pid for pid in procfs.pids() if wanted(procfs.environment(pid))]
+    """Kill every process for whose environment `wanted` is true, and return how many were killed.
+
+    This process and its ancestors are spared: a job submitted by a worker may start distlaunch itself.
+    """
+    spared = procfs.lineage(os.getpid())
+    found = [pid for pid in procfs.pids() if pid not in spared and wanted(procfs.environment(pid))]
     for signum in (signal.SIGSTOP, signal.SIGKILL):  # suspend all of them first, so that none forks meanwhile
         for pid in found:
             _send(pid, signum)
@@ -225,12 +244,18 @@ def _value(environ: bytes, name: bytes) -> bytes:
     return rest.partition(b"\0")[0] if found else b""
 
 
-def _is_orphan(cookie: bytes, namespace: str) -> bool:
-    """Return whether this `agent_cookie` names a dead agent and guardian in the same PID namespace."""
-    words = cookie.decode(errors="replace").split("-")
-    if len(words) != 4 or words[1] != namespace:
-        return False  # unrelated, or from a container with its own PIDs
-    return not any(_alive(process) for process in words[2:])
+def _belongs(environ: bytes, here: tuple[str, str]) -> bool:
+    """Return whether a process has an `agent_cookie` from `here`, and is in the same job as its worker."""
+    words = _value(environ, AGENT).decode(errors="replace").split("-", 5)
+    if len(words) != 6 or (words[1], words[2]) != here:
+        return False  # unrelated, or from another host, or from a container with its own PIDs
+    job = next(filter(None, (_value(environ, name.encode() + b"=") for name in _JOB_IDS)), b"")
+    return job.decode(errors="replace") in ("", words[5])
+
+
+def _has_agent(environ: bytes) -> bool:
+    """Return whether the agent or the guardian in an `agent_cookie` is alive."""
+    return any(_alive(process) for process in _value(environ, AGENT).decode(errors="replace").split("-")[3:5])
 
 
 def _alive(process: str) -> bool:
@@ -238,8 +263,10 @@ def _alive(process: str) -> bool:
     return pid.isdigit() and started.isdigit() and procfs.start_time(int(pid)) == int(started)
 
 
-def _pid_namespace() -> str:
+def _here() -> tuple[str, str]:
+    """Return the PID namespace, and the beginning of the ID of the host's boot."""
     try:
-        return os.readlink("/proc/self/ns/pid")[5:-1]  # pid:[4026531836]
+        namespace = os.readlink("/proc/self/ns/pid")[5:-1]  # pid:[4026531836], the same on every host
     except OSError:
-        return "?"
+        namespace = "?"
+    return namespace, procfs.boot_id()[:8]

@@ -86,6 +86,22 @@ def test_the_next_start_ends_what_a_crash_left(
         assert [path.name for path in (tmp_path / "scratch").iterdir()] == ["distlaunch-agent-of-the-user"]
 
 
+def test_a_job_that_a_rank_submitted_runs_undisturbed(tmp_path: Path) -> None:
+    """A scheduler passes the rank's variables on to the job, where they name an agent that is long gone."""
+    job = str(write_job(tmp_path, "import json, os; json.dump({**os.environ}, open('env', 'w'))", ONE))
+    distlaunch("run", job, status=0)
+    env = json.loads((tmp_path / "env").read_text())
+    assert env["DISTLAUNCH_AGENT"]
+    evaluation = subprocess.Popen(["sleep", "1000"], env={**env, "SLURM_JOB_ID": "18"})
+    try:
+        following = distlaunch("run", job, env=env, status=0)
+        assert "left over" not in following.stderr
+        assert evaluation.poll() is None
+    finally:
+        evaluation.kill()
+        evaluation.wait()
+
+
 @pytest.mark.fault(22, "agent and guardian are killed at once, and the job starts again", promise="6, 12")
 def test_a_restart_ends_what_a_crash_left(tmp_path: Path, pace: Pace, figures: Figures) -> None:
     job = here(tmp_path, DAEMONS, nodes=2, restarts={"max": 1}, timeouts=pace.keys)
