@@ -111,10 +111,8 @@ def _rendezvous(reading: Reading) -> Mistakes:
     elif backend == "none" and reading.section("timeouts").get("join"):
         yield "timeouts.join", "has no effect with rendezvous: none; remove it"
     elif conf and backend:
-        yield (
-            "rendezvous.conf",
-            "has an effect only with rendezvous.backend: etcd-v2; remove it (timeouts.join limits the wait)",
-        )
+        limit = "" if backend == "none" else " (timeouts.join limits the wait)"
+        yield "rendezvous.conf", f"has an effect only with rendezvous.backend: etcd-v2; remove it{limit}"
 
 
 def _with_etcd(reading: Reading, conf: Checked) -> Mistakes:

@@ -4,6 +4,7 @@ They are kept in BASE/wheels/KEY, and are part of the job's code. KEY depends on
 on the Python and the index that they are for.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -64,8 +65,9 @@ def _tidy(base: str) -> None:
     import shutil
 
     for entry in os.scandir(base):
-        if time.time() - entry.stat().st_mtime > STALE_S:
-            shutil.rmtree(entry.path, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another run has just removed it
+            if time.time() - entry.stat().st_mtime > STALE_S:
+                shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def _fill(directory: str, python: str, source: str, env: Mapping[str, str]) -> None:
