@@ -61,7 +61,7 @@ def gathering_of(task: Task, virtual: bool, environ: Mapping[str, str]) -> Gathe
         hosts=_hosts(task, environ),
         ports=(int(port),) if port else ports_for(job),
         serves=task.rank == 0,
-        fixed=port is not None,
+        fixed=bool(port),
         unreached="check that rank 0 is running; if so, set MASTER_ADDR and MASTER_PORT to reach it",
         elsewhere="set MASTER_ADDR to an address of the host of rank 0",
         taken="set MASTER_PORT to a free port above 1023",
