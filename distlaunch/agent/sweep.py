@@ -189,8 +189,15 @@ def agent_cookie(node: int, environ: Mapping[str, str]) -> str:
 
 def kill_orphans() -> int:
     """Kill every orphan, and return how many were killed. Each agent does this once, when it starts."""
-    here = _here()
-    return _kill(lambda environ: _belongs(environ, here) and not _has_agent(environ))
+    here = [word.encode() for word in _here()]
+
+    def is_orphan(environ: bytes) -> bool:
+        words = _value(environ, AGENT).split(b"-", 5)
+        if len(words) != 6 or words[1:3] != here:
+            return False  # unrelated, or from another host, or from a container with its own PIDs
+        return _in_its_job(environ) and not any(map(_alive, words[3:5]))
+
+    return _kill(is_orphan)
 
 
 def kill_run(run_id: str, node: int) -> int:
@@ -198,11 +205,11 @@ def kill_run(run_id: str, node: int) -> int:
 
     To answer `Reap`, an agent repeats this until the number is 0.
     """
-    run, mine, here = run_id.encode(), b"%d-" % node, _here()
+    run, mine = run_id.encode(), b"%d-" % node
 
     def is_ours(environ: bytes) -> bool:
         ours = _value(environ, RUN) == run and _value(environ, AGENT).startswith(mine)
-        return ours and _belongs(environ, here)
+        return ours and _in_its_job(environ)
 
     return _kill(is_ours)
 
@@ -244,22 +251,14 @@ def _value(environ: bytes, name: bytes) -> bytes:
     return rest.partition(b"\0")[0] if found else b""
 
 
-def _belongs(environ: bytes, here: tuple[str, str]) -> bool:
-    """Return whether a process has an `agent_cookie` from `here`, and is in the same job as its worker."""
-    words = _value(environ, AGENT).decode(errors="replace").split("-", 5)
-    if len(words) != 6 or (words[1], words[2]) != here:
-        return False  # unrelated, or from another host, or from a container with its own PIDs
+def _in_its_job(environ: bytes) -> bool:
+    """Return whether a process is in the job that its `agent_cookie` names, not in one that it submitted."""
     job = next(filter(None, (_value(environ, name.encode() + b"=") for name in _JOB_IDS)), b"")
-    return job.decode(errors="replace") in ("", words[5])
+    return job in (b"", _value(environ, AGENT).split(b"-", 5)[-1])
 
 
-def _has_agent(environ: bytes) -> bool:
-    """Return whether the agent or the guardian in an `agent_cookie` is alive."""
-    return any(_alive(process) for process in _value(environ, AGENT).decode(errors="replace").split("-")[3:5])
-
-
-def _alive(process: str) -> bool:
-    pid, _, started = process.partition(".")
+def _alive(process: bytes) -> bool:
+    pid, _, started = process.partition(b".")
     return pid.isdigit() and started.isdigit() and procfs.start_time(int(pid)) == int(started)
 
 
