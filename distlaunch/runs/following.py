@@ -109,6 +109,8 @@ def interrupt(run: Run, at_once: bool = False) -> bool:
         raise DistlaunchError(f"{run.id} belongs to {_user(owner)}: only they can stop it")
     if not run.alive:
         return False
+    if run.host:  # where its PID means another process
+        raise DistlaunchError(f"{run.id} is controlled on {run.host}: use `distlaunch stop {run.id}` there")
     with contextlib.suppress(OSError):  # only a note for the controller
         path = os.path.join(run.directory, STOPPED)
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
