@@ -20,7 +20,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from distlaunch.agent import procfs
@@ -37,7 +37,7 @@ Python's resource tracker outlives the processes that it serves, until it has un
 FEW = 64
 """Maximum number of helper processes to wait for. If there are more, they may be forking."""
 RUN, AGENT = b"DISTLAUNCH_RUN_ID=", b"DISTLAUNCH_AGENT="
-_JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID")
+JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID")
 """Variables with the ID of a scheduler's job; JOB_ID is Grid Engine's."""
 
 
@@ -175,16 +175,23 @@ def _send(pid: int, signum: int) -> None:
 # Processes left by earlier agents
 
 
-def agent_cookie(node: int, environ: Mapping[str, str]) -> str:
-    """Return DISTLAUNCH_AGENT for a worker on `node` with the variables `environ`.
+def agent_cookie(node: int) -> str:
+    """Return the beginning of DISTLAUNCH_AGENT for this agent's workers, to which `job_id` is appended.
 
-    It contains the node, the PID namespace, the host's boot, the agent's and guardian's PIDs and start times,
-    and the ID of the scheduler's job, if any.
+    It contains the node, the PID namespace, the host's boot, and the PIDs and start times of the agent and
+    its guardian.
     """
     agent, guardian = os.getpid(), os.getppid()
     each = ["%d.%d" % (pid, procfs.start_time(pid)) for pid in (agent, guardian)]
-    job = next(filter(None, map(environ.get, _JOB_IDS)), "")
-    return "-".join([str(node), *_here(), *each, job])
+    return "-".join([str(node), *_here(), *each, ""])
+
+
+def job_id(variable: Callable[[str], str | None]) -> str:
+    """Return the ID of the scheduler's job to which a process belongs; "" = none.
+
+    `variable` looks up one of its environment variables.
+    """
+    return next(filter(None, map(variable, JOB_IDS)), "")
 
 
 def kill_orphans() -> int:
@@ -253,8 +260,8 @@ def _value(environ: bytes, name: bytes) -> bytes:
 
 def _in_its_job(environ: bytes) -> bool:
     """Return whether a process is in the job that its `agent_cookie` names, not in one that it submitted."""
-    job = next(filter(None, (_value(environ, name.encode() + b"=") for name in _JOB_IDS)), b"")
-    return job in (b"", _value(environ, AGENT).split(b"-", 5)[-1])
+    job = job_id(lambda name: os.fsdecode(_value(environ, name.encode() + b"=")))
+    return job in ("", os.fsdecode(_value(environ, AGENT)).split("-", 5)[-1])
 
 
 def _alive(process: bytes) -> bool:

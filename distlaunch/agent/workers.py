@@ -63,7 +63,7 @@ class Workers:
         specs = self._prepared(command)
         if not specs:
             return
-        shared = {**command.env}
+        shared = {**command.env, "DISTLAUNCH_AGENT": sweep.agent_cookie(self._node)}
         shared["DISTLAUNCH_DEADLINE"] = os.path.join(self._directory.path, DEADLINE)
         shared.update(dict.fromkeys(command.temporary, self._directory.inner))
         make_room(DESCRIPTORS * len(specs) + 64)  # workers keep the old limit
@@ -104,8 +104,8 @@ class Workers:
     def _complete(self, spec: WorkerSpec, shared: dict[str, str]) -> WorkerSpec:
         """Return a worker's spec, with its paths expanded and the variables that all workers share added."""
         env = {**shared, **spec.env}
-        cookie = sweep.agent_cookie(self._node, {**os.environ, **env})
-        spec = at_home(spec)._replace(env={**env, "DISTLAUNCH_AGENT": cookie})
+        env["DISTLAUNCH_AGENT"] += sweep.job_id({**os.environ, **env}.get)
+        spec = at_home(spec)._replace(env=env)
         if not self._run_id:
             return spec
         own = evidence.variables(self._directory, self._attempt, self._run_id)

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.agent import sweep
 from distlaunch.agent.messages import Interrupted, WarningReceived
 from distlaunch.cli.job_file import load_job
 from distlaunch.errors import JobError, UsageError
 from distlaunch.job.spec import AllocatedNode, Allocation, JobSpec
 from distlaunch.launch.opening import STEP_NODES, _groups
-from distlaunch.schedulers import load, scheduler_in, step_size, task_in, task_number
+from distlaunch.schedulers import TABLE, load, scheduler_in, step_size, task_in, task_number
 from distlaunch.schedulers.base import Scheduler
 from distlaunch.schedulers.grid_engine import Qrsh
 from distlaunch.schedulers.lsf import Blaunch
@@ -54,6 +55,10 @@ def found_in(environ: Environ, listed: str = "") -> Allocation:
 
 def inside_of(environ: Environ) -> Scheduler:
     return load(scheduler_in(environ) or "")
+
+
+def test_a_sweep_knows_the_variable_that_holds_each_schedulers_job_id() -> None:
+    assert {*sweep.JOB_IDS} == {entry.marks[0].split()[0] for entry in TABLE.values()}
 
 
 GE_SCRIPT = {"JOB_SCRIPT": "/spool/job_scripts/4711"}
