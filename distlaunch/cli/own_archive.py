@@ -79,7 +79,7 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    """Yield (name in the zip, source file) of every module."""
+    """Yield (name in the zip, file) of every module and style sheet."""
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
         if spec is None or spec.origin is None:
@@ -88,7 +88,7 @@ def _files() -> Iterator[tuple[str, Path]]:
         if spec.submodule_search_locations is None:
             yield origin.name, origin
         else:
-            for path in sorted(origin.parent.rglob("*.py")):
+            for path in sorted(each for each in origin.parent.rglob("*") if each.suffix in (".py", ".css")):
                 yield str(path.relative_to(origin.parent.parent)), path
 
 

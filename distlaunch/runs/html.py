@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from html import escape
+from importlib.resources import files
 from itertools import accumulate, groupby, islice
 from typing import Any
 
@@ -31,6 +32,8 @@ WIDTH = 1000
 """The width of drawings in their own units. On the page, they are as wide as the column."""
 FOLDED = 16
 """Rows beyond which a table is folded."""
+STYLE = "report.css"
+"""The style sheet. It becomes part of the page."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 MARK = '<meta name="distlaunch-run" content="{}">'
 """Identifies the run in the head of its report."""
@@ -61,13 +64,14 @@ def page(report: Report) -> str:
     """Return the page."""
     status = report.run.status
     title = f"{plain(status.job)}: {status.state.value}"
+    style = files("distlaunch.runs").joinpath(STYLE).read_text()
     head = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f"{MARK.format(plain(report.run.id))}"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f"<title>{title}</title><style>{_STYLE}</style></head>\n<body>"
+        f"<title>{title}</title><style>{style}</style></head>\n<body>"
     )
     body = "\n".join(section(report) for section in SECTIONS)
     foot = f"<p>Created by distlaunch on {_when(time.time())} from {plain(report.run.directory)}</p>"
@@ -511,83 +515,10 @@ def _size(size: int) -> str:
     return f"{size} B" if size < 1024 else size_words(size)
 
 
-_ENDS = {
-    "root cause": "stall",
-    "failed": "start",
-    "stopped": "connect",
-    "finished": "training",
-    "volume": "rendezvous",
-    "use": "rendezvous",
-}
-"""Colors for how ranks ended, and for other bars."""
+_ENDS = ("root cause", "failed", "stopped", "finished")
+"""How ranks ended."""
 SECTIONS = (
     *(_verdict, _ledger, _timeline, _uses, _ripple, _output),
     *(_ranks, _tails, _messages, _code, _plan),
 )
 """The sections of the page. Each function returns its section, or "" if the report has nothing for it."""
-_LIGHT = """
-color-scheme: light dark;
---bg: #fff; --fg: #1c2430; --dim: #55606e; --line: #d9dfe6; --soft: #f4f6f8;
---good: #17703c; --bad: #b3261e; --other: #7a5200;
---queue: #64748b; --connect: #5b7a99; --code: #7c5cc4; --setup: #a24d97; --start: #b26a00;
---rendezvous: #2874b8; --training: #1f8a4c; --failed: #7a8a2a;
---stall: #d1440c; --stop: #94323f; --restart: #4b5563; --idle: #d5dbe1;
-"""
-_DARK = """
---bg: #12161c; --fg: #e4e9ef; --dim: #9aa7b5; --line: #2e3742; --soft: #1a2029;
---good: #5fd08f; --bad: #ff8a80; --other: #f0c060;
---queue: #94a3b8; --connect: #7fa3c7; --code: #a78bfa; --setup: #d38bd0; --start: #e0a030;
---rendezvous: #5aa9ef; --training: #3fbf78; --failed: #b3c246;
---stall: #ff7b47; --stop: #d8707c; --restart: #c3cad3; --idle: #39424d;
-"""
-_RULES = """
-* { box-sizing: border-box }
-body { margin: 0 auto; max-width: 1100px; padding: 1.5rem 1rem 3rem; overflow-wrap: anywhere;
-  background: var(--bg); color: var(--fg); font: 16px/1.5 system-ui, sans-serif }
-header { border-bottom: 1px solid var(--line); padding-bottom: 1rem }
-h1 { font-size: 1.6rem; margin: 0 } h2 { font-size: 1.15rem; margin: 0 0 .6rem }
-h3 { font-size: .9rem; font-weight: 600; margin: .8rem 0 .2rem }
-section { margin-top: 2.2rem } footer { margin-top: 2.5rem; font-size: .85rem } p { margin: .4rem 0 }
-header p, footer, .dim { color: var(--dim) } .lead { font-size: 1.1rem }
-header ul, .legend { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .2rem 1.2rem }
-header ul { margin: .4rem 0 } .legend { margin: .4rem 0; font-size: .85rem; margin-bottom: .6rem }
-.state { font-size: .95rem; vertical-align: middle; padding: .1rem .6rem; border: 1px solid;
-  border-radius: 1em }
-.good { color: var(--good) } .bad { color: var(--bad) } .other { color: var(--other) }
-dl { display: grid; grid-template-columns: minmax(7rem, max-content) 1fr; gap: .25rem 1rem; margin: .8rem 0 }
-dt { grid-column: 1; color: var(--dim); max-width: 14rem } dd { grid-column: 2; margin: 0 }
-pre { background: var(--soft); border: 1px solid var(--line); border-radius: 6px; padding: .7rem .9rem;
-  margin: .6rem 0; overflow: auto; max-height: 28rem; font: 13px/1.45 ui-monospace, monospace }
-svg { display: block; width: 100% } .bar { margin-bottom: .8rem } .ripple { background: var(--soft) }
-.key { display: inline-block; width: .8em; height: .8em; margin-right: .45em }
-.scroll { overflow-x: auto; overflow-wrap: normal }
-table { border-collapse: collapse; width: 100%; font-size: .9rem }
-th, td { text-align: left; padding: .3rem 1rem .3rem 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; font-variant-numeric: tabular-nums }
-thead th { color: var(--dim); font-weight: 600; white-space: nowrap } tbody th { font-weight: 400 }
-.n { text-align: right; white-space: nowrap } .scroll td:last-child:not(.n) { min-width: 14rem }
-.mark { color: var(--bad); font-weight: 600 }
-.lanes th { width: 9.5rem; vertical-align: middle } .lanes td { padding: .25rem 0; vertical-align: middle }
-.axis { display: flex; justify-content: space-between; margin: .2rem 0 .8rem }
-.axis { font-size: .8rem; color: var(--dim) } .lanes + .axis { margin-left: 9.5rem }
-summary { cursor: pointer; padding: .25rem 0 }
-:focus-visible { outline: 2px solid var(--rendezvous); outline-offset: 2px }
-@media (max-width: 600px) {
-  .lanes th { width: 6rem } .lanes + .axis { margin-left: 6rem }
-  dl { grid-template-columns: 1fr } dt, dd { grid-column: 1 } dt { margin-top: .4rem }
-}
-@media print {
-  body { max-width: none; font-size: 11pt; padding: 0 } pre { max-height: none; white-space: pre-wrap }
-  section > *, tr { break-inside: avoid } .lanes { break-inside: auto } * { print-color-adjust: exact }
-  h2, h3, summary, .legend { break-after: avoid } .axis { break-before: avoid }
-  .scroll { overflow: visible } .scroll td:last-child:not(.n) { min-width: 0 }
-  td.n, thead th { white-space: normal }
-}
-"""
-_STYLE = "".join(
-    [
-        f":root {{{_LIGHT}}}\n@media screen and (prefers-color-scheme: dark) {{:root {{{_DARK}}}}}{_RULES}",
-        *(f".k-{kind} {{ fill: var(--{kind}) }}\n" for kind in ALL_KINDS),
-        *(f".{_class(end)} {{ fill: var(--{kind}) }}\n" for end, kind in _ENDS.items()),
-    ]
-)

@@ -78,6 +78,7 @@ def test_the_program_and_its_copies_know_the_version(wheel: zipfile.ZipFile, tmp
     )
     completed([sys.executable, "-c", write], cwd=tmp_path, env=env, status=0)
     zipfile.ZipFile(tmp_path / "on.zip").extractall(tmp_path / "on")
+    assert (tmp_path / "on" / "distlaunch/runs/report.css").is_file()
     unpack(tmp_path / "pod.tar.xz", tmp_path / "pod")
     for program in (["-m", "distlaunch"], ["-IS", "on"]):
         done = completed([sys.executable, *program, "--version"], cwd=tmp_path, env=env, status=0)

@@ -1,17 +1,20 @@
 """What a run's time went to, and the colors of the page about it."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from distlaunch.agent.messages import PortHeld, RanksJoined, RanksStalled, Swept, WorkerExited, WorkerStarted
 from distlaunch.plan.placement import Facts
-from distlaunch.runs.html import _DARK, _LIGHT, plain
-from distlaunch.runs.timeline import KINDS, Timeline, ledger, trace
+from distlaunch.runs import html
+from distlaunch.runs.html import plain
+from distlaunch.runs.timeline import ALL_KINDS, KINDS, Timeline, ledger, trace
 from distlaunch.supervisor.events import AgentUp, Event
 from distlaunch.supervisor.step import begin, step
 from tests.unit.samples import spec_of
 
+STYLE = Path(html.__file__).with_name(html.STYLE).read_text()
 JOB = """{command: [x], nodes: [a, b], spares: [c], launcher: local, procs_per_node: 1, gpus_per_node: 0,
 timeouts: {stall: 20s}, restarts: {max: %d, backoff: 10s}}"""
 
@@ -83,7 +86,12 @@ def luminance(color: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-@pytest.mark.parametrize("theme", [_LIGHT, _DARK])
+def test_every_kind_of_bar_has_a_color() -> None:
+    kinds = {*(f"k-{kind}" for kind in ALL_KINDS), *map(html._class, (*html._ENDS, "use", "volume"))}
+    assert {*re.findall(r"\.([ke]-[\w-]+) \{ fill: var\(--\w+\) \}", STYLE)} == kinds
+
+
+@pytest.mark.parametrize("theme", re.findall(r":root {.*?}", STYLE, re.DOTALL), ids=["light", "dark"])
 def test_colors_of_the_page_have_enough_contrast(theme: str) -> None:
     colors = dict(re.findall(r"--(\w+): #(\w+);", theme))
 
