@@ -137,11 +137,14 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
             return state, ()  # the scheduler kills leftovers, too, and agents leave when their lease expires
         left_s = state.spec.limits.lease_s + state.spec.limits.stop_s
         text = f"lost before it confirmed its cleanup; its ranks exit within {span_words(left_s)}"
-        if failure.clean:
+        if failure.clean and not is_missing(before):
             text = "its agent exited early, but none of its ranks is left"
         return state, (ShowMessage("warning", f"{state.label(node)}: {text}"),)
     last = failure.words.splitlines()[-1:] or ["its agent exited"]
     cause = cause_of_loss(state, node, last[0].rstrip("."), now)
+    if state.phase is Phase.CONNECTING and state.spec.elastic:
+        state = state.with_node(node, Unusable(failure))
+        return state, () if isinstance(before, Leaving) else (ShowMessage("warning", cause.text),)
     if state.phase is Phase.CONNECTING:
         return state, (JobOver(cause),)
     return state, (NodeLost(node, cause, told=isinstance(before, Leaving)),)
@@ -160,7 +163,7 @@ def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
     cause = cause_of_loss(state, event.node, _why_it_leaves(event, facts_of(node)), now)
     cause = cause._replace(agent_signum=None if event.orphaned else event.signum or None)
     if state.phase is Phase.CONNECTING:
-        return state, (JobOver(cause),)
+        return state, (ShowMessage("warning", cause.text) if state.spec.elastic else JobOver(cause),)
     return state, (NodeLeaving(event.node, cause),)
 
 

@@ -306,7 +306,7 @@ class RankState(Frozen):
     if known. `trying` is set while the worker is trying to join, and `doing` describes its activity.
     `stalled` is set if it neither prints nor computes. In that case, `stack` contains its innermost frames,
     innermost first, once they are known. `stopped_pid` is the PID of one of its processes, if a signal has
-    stopped it. `dumping` is set if the worker was told to print its stacks, which may kill it.
+    stopped it. Until `dumping_until`, the worker may be killed by a request to print its stacks.
     """
 
     rank: int
@@ -320,7 +320,7 @@ class RankState(Frozen):
     stalled: bool = False
     stack: tuple[str, ...] = ()
     stopped_pid: int | None = None
-    dumping: bool = False
+    dumping_until: float = 0.0
 
     @property
     def status(self) -> int | None:

@@ -245,6 +245,8 @@ def _stalled(state: State) -> list[RankState]:
 def stall_message_due(state: State, now: float) -> Step:
     """Report which ranks are stalled and which are not, and request the stacks of the stalled ones."""
     acts, again = state.spec.limits.on_stall != "warn", state.stall_told
+    if not _stalled(state):
+        return state, ()  # they have finished
     names = listed([_named(state, worker) for worker in _stalled(state)])
     what = f"no output, CPU or GPU use for {span_words(state.stall_s)}"
     text = f"{'now ' if again else ''}stalled: {names}: {what}; {_others_words(state)}"
@@ -255,7 +257,7 @@ def stall_message_due(state: State, now: float) -> Step:
     if acts and not again:
         state = state.with_timer(Timer.STALL_ACT, now + DUMP_S)
     for rank in ranks if acts else ():
-        state = state.with_worker(rank, dumping=True)
+        state = state.with_worker(rank, dumping_until=now + 2 * DUMP_S)
     return state, (ShowMessage("warning", text), *evidence)
 
 
@@ -309,7 +311,9 @@ def _dump_came(state: State, rank: int, words: str, now: float) -> Step:
 
 
 def stall_act_due(state: State, now: float) -> Step:
-    """Stop or restart the job, according to `on_stall`."""
+    """Stop or restart the job, according to `on_stall`, unless the stalled ranks have finished."""
+    if not any(worker.stalled for worker in state.workers):
+        return state._replace(stall_told=False), ()
     cause = root_cause.stall_cause(state, now)
     return state, (AttemptFailed(cause) if state.spec.limits.on_stall == "restart" else JobOver(cause),)
 
@@ -324,12 +328,12 @@ def on_worker_exited(event: WorkerExited, rank: int, state: State, now: float) -
     """
     if isinstance(state.workers[rank].phase, Exited):
         return state, ()
-    running = state.phase is Phase.RUNNING
+    running, worker = state.phase is Phase.RUNNING, state.workers[rank]
     # Killed by the SIGABRT that makes Python print its stacks. The rank may have resumed in the meantime.
-    dumped = running and state.workers[rank].dumping and event.status == -signal.SIGABRT
+    dumped = running and event.at <= worker.dumping_until and event.status == -signal.SIGABRT
     stopped = dumped or not (running or event.unasked or event.at < state.ended_at)
     exited = Exited(event.status, event.at, stopped, event.error_record, event.oom_kills, event.shm)
-    state = state.with_worker(rank, phase=exited)
+    state = state.with_worker(rank, phase=exited, stalled=worker.stalled and event.status != 0)
     if dumped:
         return _dump_came(state, rank, event.words, now)
     if event.status != 0:

@@ -179,7 +179,8 @@ def node_back(found: NodeBack, state: State, now: float) -> Step:
     back = f"{state.label(found.node)} is back"
     if state.phase is Phase.RESTARTING:
         return state, (ShowMessage("info", back),) if state.wait_told else ()
-    if len(state.members) >= len(state.spec.nodes) or found.node in state.members:
+    complete = len(state.members) >= len(state.spec.nodes) or found.node in state.members
+    if complete or state.warned:  # after a termination warning, the ranks are saving their work
         return state, ()
     if found.node in repeatedly_failed(state):
         when = "after causing three failures in a row, it is used only if too few others are left"

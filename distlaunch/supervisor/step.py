@@ -82,7 +82,7 @@ def _apply_rules(state: State, now: float) -> Step:
 
     While the scheduler is being asked whether it is ending the job, nothing is started.
     """
-    if state.asked and state.phase is Phase.CONNECTING:
+    if state.asked and state.phase in _BEFORE_WORKERS:
         return state, ()
     for rule in _RULES.get(state.phase, ()):
         after, found = rule(state, now)
@@ -130,6 +130,7 @@ def _of_a_rank(handler: Callable[[Any, int, State, float], Step]) -> Handler:
 
 
 _BEFORE_WORKERS = (Phase.CONNECTING, Phase.PREPARING)
+_UNSTARTED = (*_BEFORE_WORKERS, Phase.RESTARTING)  # answers to questions of an attempt that didn't start count
 _WITH_WORKERS = (Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING)
 HANDLERS: Mapping[type, Handler] = {
     messages.AgentLeaving: connecting.on_agent_leaving,
@@ -143,8 +144,8 @@ HANDLERS: Mapping[type, Handler] = {
     messages.PortHeld: _in(_BEFORE_WORKERS, preparing.on_port_held),
     messages.PortRefused: _in(_BEFORE_WORKERS, preparing.on_port_refused),
     messages.PortUsurped: _in({Phase.RUNNING}, preparing.on_port_usurped),
-    messages.RouteFound: _in(_BEFORE_WORKERS, preparing.on_route_found),
-    messages.RouteFailed: _in(_BEFORE_WORKERS, preparing.on_route_failed),
+    messages.RouteFound: _in(_UNSTARTED, preparing.on_route_found),
+    messages.RouteFailed: _in(_UNSTARTED, preparing.on_route_failed),
     messages.TreeLacks: placing.on_tree_lacks,
     messages.TreeProgress: placing.on_tree_progress,
     messages.TreePlaced: placing.on_tree_placed,

@@ -211,7 +211,8 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     if state.phase is not Phase.STOPPING:
         passed_on = event.signum if name in state.spec.invocation.signals else signal.SIGTERM
         # A rank that has failed is the root cause, even if its failure has not been reported yet.
-        return state, (JobOver(state.suspect or stopped, passed_on),)
+        insisted = state.interrupts > 1  # the first one is held back until the scheduler has answered
+        return state, (JobOver(state.suspect or stopped, passed_on, 0.0 if insisted else None),)
     if state.cause and state.cause.agent_signum == event.signum and now - state.ended_at < SAME_SIGNAL_S:
         return state.with_cause(stopped), ()  # the signal went to all processes, and reached an agent first
     # A terminal that closes sends SIGHUP and breaks both streams. That counts as one request.

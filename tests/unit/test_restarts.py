@@ -449,7 +449,40 @@ def test_skips_a_spare_without_a_route_until_it_returns() -> None:
     assert job.state.members == (0, 2)
 
 
+def test_a_route_that_is_found_while_restarting_counts_in_the_next_attempt() -> None:
+    job = Job(text_of("[a, b, c]", "spares: [d, e]", "min_nodes: 2")).to_running()
+    job.silent |= {1, 2, 3, 4}
+    job.obey(job.feed(lost(1, clean=True), lost(2, clean=True)))
+    assert (job.state.members, job.state.phase) == ((0, 3, 4), Phase.PREPARING)
+    job.feed(messages.RouteFailed(4, MASTER, "no route"), messages.RouteFound(3, MASTER, MASTER, "eth3"))
+    assert job.state.phase is Phase.RESTARTING
+    job.silent.remove(3)
+    job.go_on()
+    assert (job.state.members, len(job.state.restarts)) == ((0, 3), 2)
+
+
+def test_a_spare_lost_while_other_nodes_connect_is_left_out() -> None:
+    job = with_spares()
+    job.feed(up(2))
+    assert texts(job.feed(lost(2))) == ["c was lost: Connection reset by peer"]
+    job.silent.add(2)
+    assert job.to_running().state.members == (0, 1)
+    leaving = with_spares()
+    leaving.feed(up(2))
+    said = leaving.feed(messages.AgentLeaving(2, signal.SIGTERM), lost(2))
+    assert texts(said) == ["c was lost: its agent was stopped by signal 15 (SIGTERM)"]
+
+
 # Nodes that are lost
+
+
+def test_only_a_nodes_first_agent_confirms_that_its_ranks_are_gone() -> None:
+    job = Job().to_running()
+    job.feed(lost(1), messages.Swept(0, 0, 0))
+    job.tick()
+    job.feed(up(1), messages.Interrupted(signal.SIGINT), messages.Swept(1, 0, 0))
+    said = texts(job.feed(lost(1, clean=True)))
+    assert said == ["b: lost before it confirmed its cleanup; its ranks exit within 40 s"]
 
 
 @pytest.mark.parametrize(("times", "fence_s"), [("stop: 10s", FENCE_S), ("stop: 2s, lease: 7s", 14.0)])
@@ -634,6 +667,13 @@ def test_grow_now_restarts_at_once_without_counting(wait_s: float, phase: Phase)
     job.now += wait_s
     job.restart()
     assert job.state.phase is phase
+
+
+def test_no_node_joins_after_a_termination_warning() -> None:
+    job = without_b("elastic: {grow: now}", "on_warning: USR1")
+    job.feed(messages.WarningReceived(0, signal.SIGUSR1))
+    assert texts(job.come_back(1)) == []
+    assert (job.state.phase, job.state.members) == (Phase.RUNNING, (0, 2))
 
 
 def test_a_complete_job_does_not_grow() -> None:

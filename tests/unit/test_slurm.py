@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from distlaunch.agent.messages import AgentLeaving, Interrupted, WarningReceived
+from distlaunch.agent.messages import AgentLeaving, Interrupted, RouteFound, WarningReceived
 from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
 from distlaunch.cli.run import refuse_copy
 from distlaunch.errors import UsageError
@@ -21,8 +21,8 @@ from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.slurm import SlurmStep
 from tests.unit.orders import Close, WarnWorkers
 from tests.unit.tasks import task_environment, variables
-from tests.unit.test_restarts import Job, inside
-from tests.unit.test_supervisor import Actions, exited, lost, texts
+from tests.unit.test_restarts import Job, inside, text_of
+from tests.unit.test_supervisor import MASTER, Actions, exited, lost, texts
 
 # Variables
 
@@ -212,6 +212,33 @@ def test_asks_before_a_restart(loss: LinkEnded, answer: AllocationReported | Non
         job.wait(1.0)
     assert (phase(job), cause(job)) == (Phase.STOPPING if "Slurm" in text else Phase.RESTARTING, text)
     assert "Slurm" not in text or job.state.outcome == 143
+
+
+def test_a_spare_that_does_not_fit_is_refused_once_slurm_has_answered() -> None:
+    job = Job(text_of("[a, b]", "spares: [c]"))
+    job.state = job.state._replace(spec=job.state.spec._replace(allocation=SLURM_JOB))
+    job.to_running().silent.add(2)
+    job.lose(1, clean=True)
+    job.obey(job.feed(CONTINUES))
+    missing = {"place": {"workdir": "/scratch/me", "exists": False}}
+    assert asks(job.feed(RouteFound(2, MASTER, MASTER, "eth2", seen=missing)))
+    said = texts(job.feed(CONTINUES))
+    assert "restart 2 of 3" in said[0]
+
+
+def test_a_failed_rank_counts_although_the_others_succeed_while_slurm_is_asked() -> None:
+    job = inside(SLURM_JOB, "success: rank 0")
+    assert asks(job.feed(exited(1, 1, -9, job.now)))
+    assert job.feed(exited(0, 0, 0, job.now)) == []
+    job.feed(CONTINUES)
+    assert phase(job) is Phase.RESTARTING
+
+
+def test_a_second_signal_kills_although_slurm_has_not_answered() -> None:
+    job = inside(SLURM_JOB)
+    assert asks(job.feed(Interrupted(15)))
+    closing = job.feed(Interrupted(15), after=0.5)
+    assert {action.grace_s for action in closing.of(Close)} == {0.0}
 
 
 def test_ranks_that_the_scheduler_has_stopped_did_not_fail() -> None:

@@ -1187,6 +1187,27 @@ def test_a_stalled_rank_that_dies_of_its_dump_is_still_blamed(events: list[Event
     assert job.blamed == blamed
 
 
+def test_a_rank_that_aborts_long_after_it_stalled_has_failed() -> None:
+    job = stalled("stop")
+    job.tick()
+    assert texts(job.feed(RanksStalled(0, ()))) == ["stalled ranks resumed"]
+    job.feed(ended(1, -signal.SIGABRT, at=86400.0))
+    assert job.blamed == (134, 1, 0)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_stalled_rank_that_finishes_ends_no_job(told: bool) -> None:
+    job = stalled("stop")
+    if told:
+        job.tick()
+    job.feed(ended(1, 0))
+    assert job.tick() == []
+    assert job.state.phase is Phase.RUNNING
+    job.feed(RanksStalled(1, (0,)))
+    job.tick()
+    assert texts(job.tick(), "error") == ["rank 2 (b) stalled for 10 min"]
+
+
 IN_COLLECTIVE = ("wait (torch/distributed/c.py:1)", "all_reduce (torch/distributed/c.py:9)", "main (t.py:5)")
 IN_BACKWARD = ("_engine_run_backward (torch/autograd/graph.py:824)", "main (t.py:7)")
 IN_RECORD = ("step (t.py:3)", "wrapper (torch/distributed/elastic/multiprocessing/errors/__init__.py:362)")
