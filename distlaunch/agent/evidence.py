@@ -13,7 +13,7 @@ import time
 import zlib
 from collections.abc import Callable
 
-from distlaunch.agent import messages, procfs
+from distlaunch.agent import messages, procfs, sweep
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.poller import Poller
 from distlaunch.agent.scratch import Directory
@@ -86,7 +86,7 @@ class Site:
                 lambda text: report(worker, text.decode(errors="replace")),
             )
         elif abort:
-            os.kill(worker.pid, signal.SIGABRT)  # not reaped yet, so its PID can't have been reused
+            sweep.send(worker.pid, signal.SIGABRT)  # not reaped yet, so its PID can't have been reused
         else:
             report(worker, "py-spy is not installed on its node (pip install py-spy)")
 

@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Iterator
 
+from distlaunch.agent import procfs
 from distlaunch.agent.wire import MAX_OUTPUT
 
 SPARE_PLACES = ("/tmp", "/var/tmp")
@@ -101,7 +102,7 @@ class Directory:
     def flight_pieces(self, attempt: int) -> Iterator[tuple[int, bytes]]:
         """Yield (rank, bytes) of all dumps of an attempt, in order, at most MAX_OUTPUT bytes at a time."""
         prefix = self.flight_prefix(attempt)
-        for name in sorted(os.listdir(self.path)):
+        for name in sorted(procfs.names(self.path)):
             path = os.path.join(self.path, name)
             rank = path[len(prefix) :]
             if path.startswith(prefix) and rank.isdigit() and int(rank) <= 0xFFFF:

@@ -158,14 +158,15 @@ def _kill_each(due: Callable[[], list[int]], killed: set[int]) -> set[int]:
         if not fresh:
             break
         for pid in fresh:
-            _send(pid, signal.SIGSTOP)
+            send(pid, signal.SIGSTOP)
         stopped.update(fresh)
     for pid in stopped:
-        _send(pid, signal.SIGKILL)
+        send(pid, signal.SIGKILL)
     return stopped
 
 
-def _send(pid: int, signum: int) -> None:
+def send(pid: int, signum: int) -> None:
+    """Send a signal to a process that may have exited, or may belong to another user."""
     try:
         os.kill(pid, signum)
     except (ProcessLookupError, PermissionError):
@@ -248,7 +249,7 @@ def _kill(wanted: Callable[[bytes], bool]) -> int:
     found = [pid for pid in procfs.pids() if pid not in spared and wanted(procfs.environment(pid))]
     for signum in (signal.SIGSTOP, signal.SIGKILL):  # suspend all of them first, so that none forks meanwhile
         for pid in found:
-            _send(pid, signum)
+            send(pid, signum)
     return len(found)
 
 

@@ -79,7 +79,7 @@ class Workers:
         """Create the directory for error records and choose CPUs. Return the workers; none if that fails."""
         tmpdir = command.env.get("TMPDIR")  # resolved against the workers' directory
         try:
-            self._directory.make(tmpdir and os.path.join(command.workers[0].cwd, tmpdir))
+            self._directory.make(tmpdir and os.path.join(at_home(command.workers[0]).cwd, tmpdir))
         except scratch.NoPlaceError as error:
             return self._refuse(command.workers, "scratch", errno.ENOSPC, str(error))
         if blind := [spec for spec in command.workers if spec.one_device and not environment(spec)[_GPUS]]:
@@ -290,8 +290,10 @@ class Workers:
         self._poller.cancel("stuck")
         for worker in self._workers:
             self._close(worker)
+        ranks = {worker.env.get("RANK") for worker in self._workers}  # their children dump under other ranks
         for rank, piece in self._directory.flight_pieces(self._attempt) if self._run_id else ():
-            self._outbox.flight(self._attempt, rank, piece)
+            if str(rank) in ranks:
+                self._outbox.flight(self._attempt, rank, piece)
         self.swept, self._stopping = True, False
         self._report_swept()
         self._sweep = None

@@ -130,7 +130,7 @@ def _of_a_rank(handler: Callable[[Any, int, State, float], Step]) -> Handler:
 
 
 _BEFORE_WORKERS = (Phase.CONNECTING, Phase.PREPARING)
-_UNSTARTED = (*_BEFORE_WORKERS, Phase.RESTARTING)  # answers to questions of an attempt that didn't start count
+_UNSTARTED = (*_BEFORE_WORKERS, Phase.RESTARTING)
 _WITH_WORKERS = (Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING)
 HANDLERS: Mapping[type, Handler] = {
     messages.AgentLeaving: connecting.on_agent_leaving,

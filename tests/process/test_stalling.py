@@ -220,6 +220,18 @@ def test_names_the_rank_that_missed_the_last_collective(tmp_path: Path) -> None:
     assert f"\nthen: rank 0 (node0) failed first: {how}" in shown
 
 
+@pytest.mark.parametrize("does", ['printf x > "${TORCH_FR_DUMP_TEMP_FILE}1"', 'rm -rf "$TMPDIR"/*'])
+def test_a_dump_of_a_child_or_a_missing_directory_does_no_harm(tmp_path: Path, does: str) -> None:
+    """A rank may start a process per GPU, and may clean what it takes for its own directory."""
+    (tmp_path / "tmp").mkdir()
+    command = json.dumps(["sh", "-c", f"{does}; echo x > result.txt"])
+    (tmp_path / "job.yaml").write_text(f"command: {command}\ncollect: [result.txt]\n{NCCL}")
+    env = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    done = distlaunch("run", "job.yaml", "--set", "procs_per_node=1", cwd=tmp_path, env=env, status=0)
+    assert "lost" not in done.stderr and "early" not in done.stderr, done.stderr
+    assert len([*(tmp_path / "runs").rglob("result.txt")]) == 1
+
+
 class Evil:
     """Pickles to a call."""
 
