@@ -1,5 +1,6 @@
 """The entry point of `distlaunch` and `python -m distlaunch`; `distlaunch/__init__.py` has an overview."""
 
+import contextlib
 import errno
 import gc
 import io
@@ -126,14 +127,17 @@ def _leave(status: int) -> None:
     """Flush the output, and exit without finalizing the interpreter, which would take 7 ms."""
     # Another Ctrl-C has nothing to stop. (With SIG_IGN, Python would report a Ctrl-C that arrives now.)
     signal.signal(signal.SIGINT, lambda *_: None)
+    with contextlib.suppress(OSError):
+        if sys.stderr:  # None if the descriptor was closed at the start
+            sys.stderr.flush()
     try:
-        for stream in (sys.stdout, sys.stderr):
-            if stream:  # None if the descriptor was closed at the start
-                stream.flush()
+        if sys.stdout:
+            sys.stdout.flush()
     except BrokenPipeError:
         status = status or 141
     except OSError as error:
-        os.write(2, f"distlaunch: can't write to stdout: {error.strerror}\n".encode())
+        with contextlib.suppress(OSError):
+            os.write(2, f"distlaunch: can't write to stdout: {error.strerror}\n".encode())
         status = status or 1
     os._exit(status)
 

@@ -29,8 +29,9 @@ from typing import Any
 from distlaunch.agent.frozen import Frozen
 from distlaunch.check.findings import Report
 from distlaunch.cli.function import MARK
-from distlaunch.cli.job_file import Typed, load_job
+from distlaunch.cli.job_file import Typed, check_not_simulated, load_job
 from distlaunch.errors import DistlaunchError, Exit, UsageError
+from distlaunch.job.document import flow_text
 from distlaunch.job.keys import JOB
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import plan_without_nodes
@@ -184,7 +185,7 @@ class Job:
         overrides = []
         for name, value in settings.items():
             try:
-                overrides.append(f"{name}={json.dumps(value, default=_path_text)}")
+                overrides.append(f"{name}={flow_text(json.loads(json.dumps(value, default=_path_text)))}")
             except (TypeError, ValueError) as error:
                 hint = "use strings, numbers, lists and dicts"
                 raise UsageError(f"{name}: can't be written to a job file: {error}; {hint}") from None
@@ -205,7 +206,8 @@ class Job:
         return Plan(plan_without_nodes(self.spec))
 
     def check(self) -> Report:
-        """Connect to the nodes and return any problems, as `distlaunch check` does."""
+        """Connect to the nodes and return any problems, as `distlaunch check` does. Raises `JobError`."""
+        check_not_simulated(self.spec)
         return check_nodes(self.spec)
 
     def start(self) -> "Run":
@@ -442,9 +444,8 @@ def call(function: Callable[..., Any] | str, *args: Any, procs: int = 1, **more:
         errors = [line.text for line in run.logs(rank=cause.rank) if line.stderr]
         begins = max((i for i, text in enumerate(errors) if text.startswith("Traceback")), default=0)
         raise RankError(result, cause.rank, "\n".join(errors[begins:]))
-    marked = {
-        line.rank: line.text for line in Logs(run, False, None, marked=True) if line.text.startswith(MARK)
-    }
+    last = [line for line in Logs(run, False, None, marked=True) if line.attempt == result.attempts - 1]
+    marked = {line.rank: line.text for line in last if line.text.startswith(MARK)}
     if missing := sorted(result.statuses.keys() - marked):
         raise RankError(result._replace(why=f"rank {missing[0]} exited without a result"), missing[0], "")
     packed_results = (base64.b64decode(marked[rank][len(MARK) :]) for rank in sorted(marked))

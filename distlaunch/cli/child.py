@@ -17,7 +17,8 @@ import threading
 from importlib.resources import files
 from typing import Any
 
-from distlaunch.cli.job_file import Typed, load_job, with_code
+from distlaunch.cli.job_file import Typed, check_not_simulated, load_job, with_code
+from distlaunch.cli.run import refuse_copy
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.controller import supervise
@@ -57,7 +58,12 @@ def main() -> int:
     with Signals() as signals:
         try:
             typed = Typed(request["module"])
-            spec = with_code(load_job(request["path"], request["overrides"], request["args"], typed))
+            refuse_copy(os.environ)
+            spec = load_job(request["path"], request["overrides"], request["args"], typed)
+            check_not_simulated(spec)
+            if spec.stdin != "none":
+                raise spec.error("stdin", "a job of a Python program has no stdin; remove the key")
+            spec = with_code(spec)
             start = start_run(_calling(spec, request["call"]) if "call" in request else spec)
         except DistlaunchError as error:
             answer(error=str(error))

@@ -72,9 +72,10 @@ def print_run(run: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print a message on stderr; escaped on a terminal, because messages may quote files."""
-    for line in _shown(text, sys.stderr).splitlines():
-        print(f"distlaunch: {line}", file=sys.stderr)
+    """Print a message on stderr, if possible; escaped on a terminal, because messages may quote files."""
+    with contextlib.suppress(OSError):  # a full disk must not stop a job, or change an exit status
+        for line in _shown(text, sys.stderr).splitlines():
+            print(f"distlaunch: {line}", file=sys.stderr)
 
 
 def _shown(text: str, stream: TextIO) -> str:

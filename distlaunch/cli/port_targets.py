@@ -1,12 +1,12 @@
 """Arguments of `check-port`: job files and host:port, distinguished by their form."""
 
-import json
 import os
 import socket
 from collections.abc import Sequence
 
 from distlaunch.cli.job_file import STDIN, load_job
 from distlaunch.errors import UsageError
+from distlaunch.job.document import flow_text
 from distlaunch.job.nodes import parse_endpoint
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.job.text import is_loopback
@@ -33,7 +33,7 @@ def _report_on(target: str, overrides: Sequence[str], config: str | None) -> Por
     """Test the ports of a job file, or the port of HOST:PORT without a job."""
     if target == STDIN or os.path.exists(target) or target.endswith((".yaml", ".yml")):
         # Ports don't depend on GPUs, so the nodes needn't count them.
-        spec = load_job(target, [*overrides, *([f"ssh.config={json.dumps(config)}"] if config else [])])
+        spec = load_job(target, [*overrides, *([f"ssh.config={flow_text(config)}"] if config else [])])
         known = spec._replace(
             nodes=tuple(n._replace(gpus=n.gpus or 0, procs=n.procs or 1) for n in spec.nodes)
         )

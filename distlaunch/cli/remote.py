@@ -18,6 +18,7 @@ from distlaunch.cli.job_file import job_of, read_job, read_text
 from distlaunch.cli.output import print_raw, print_run, print_text, say
 from distlaunch.cli.own_archive import payload, payload_key
 from distlaunch.errors import DistlaunchError, Exit, UsageError
+from distlaunch.job.document import flow_text
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.run_list import note_end_seen, note_way
 from distlaunch.transports.ssh import Ssh
@@ -41,7 +42,7 @@ top = os.path.join(cache if os.path.isabs(cache) else os.path.expanduser("~/.cac
 home = os.path.join(top, {key!r})
 """
 _RECEIVE = """
-import io, json, shutil, stat, tempfile, threading, time, zipfile
+import contextlib, io, json, shutil, signal, stat, tempfile, threading, time, zipfile
 os.makedirs(top, 0o700, exist_ok=True)
 kept = os.lstat(top)  # the program in it is executed
 if not stat.S_ISDIR(kept.st_mode) or kept.st_uid != os.getuid() or kept.st_mode & 0o022:
@@ -62,8 +63,9 @@ else:
     except OSError:
         shutil.rmtree(fresh)
     for other in os.scandir(top):  # versions not used for a month
-        if other.stat().st_mtime < time.time() - 30 * 86400:
-            shutil.rmtree(other.path, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another command has removed it
+            if other.stat().st_mtime < time.time() - 30 * 86400:
+                shutil.rmtree(other.path, ignore_errors=True)
 os.environ.update(request["env"])
 if request["directory"]:
     try:
@@ -79,6 +81,8 @@ with tempfile.TemporaryFile() as file:
     os.dup2(file.fileno(), 0)
 def leave_with_the_caller():
     while os.read(caller.fileno(), 4096): pass
+    os.kill(os.getpid(), signal.SIGTERM)  # so that it stops what it has started
+    time.sleep(60)
     os._exit(129)
 threading.Thread(target=leave_with_the_caller, daemon=True).start()
 words = request["words"]
@@ -183,6 +187,9 @@ def _status(ssh: Ssh, status: int, began: bool) -> int:
             f"{ssh.host}: found no Python 3.10 or later (tried python3 and python3.10 to python3.14 in the "
             "PATH of SSH commands); install one there, or add it to that PATH"
         )
+    if status == 255 and began:
+        say(f"the SSH connection to {ssh.host} was lost")
+        return Exit.UNREACHABLE
     if status == 255:
         # ssh has printed the reason.
         plain = shlex.join(ssh.plain_argv)
@@ -202,14 +209,20 @@ def with_rest(words: Sequence[str], word: str, rest: str) -> tuple[str, ...]:
 
 
 def run_on(
-    host: str, job: str, spec: JobSpec, overrides: Sequence[str], args: Sequence[str], detach: bool
+    host: str,
+    job: str,
+    spec: JobSpec,
+    options: Sequence[str],
+    overrides: Sequence[str],
+    args: Sequence[str],
+    detach: bool,
 ) -> int:
     """Start the job remotely, as `--detach` does. Unless `detach`, attach to it. Return the exit status.
 
-    `spec` is the job as parsed on this machine. Raises `DistlaunchError`.
+    `spec` is the job as parsed on this machine, with the `options` of `run`. Raises `DistlaunchError`.
     """
     ssh = _way_to(host, spec)
-    status, text = _output_of(ssh, ("run", "-", "--detach"), job, spec, overrides, args)
+    status, text = _output_of(ssh, ("run", "-", "--detach", *options), job, spec, overrides, args)
     run = text.strip()
     if status or not run:
         return status
@@ -255,7 +268,7 @@ def _output_of(
     """Run a command for the job remotely; return its exit status and its output."""
     if not spec.invocation.file:
         raise UsageError("--on needs a job file; write one with `distlaunch dry-run --save job.yaml …`")
-    named = [f"name={json.dumps(spec.name)}", *overrides]
+    named = [f"name={flow_text(spec.name)}", *overrides]
     words = [*command, *(word for one in named for word in ("--set", one)), *(["--", *args] if args else [])]
     envs = [spec.program.env, *(node.env for node in spec.pool)]  # inherited values would differ there
     inherited = {name: value.text for env in envs for name, value in env.items() if value.inherited}

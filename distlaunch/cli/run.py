@@ -116,7 +116,10 @@ def _run(options: RunOptions, early: Link | None) -> int:
         check_not_simulated(spec, options.on)
         from distlaunch.cli.remote import run_on
 
-        return run_on(options.on, options.job or "", spec, options.overrides, options.args, options.detach)
+        typed = (("-H", options.typed.hosts), ("-n", options.typed.ranks)) if options.typed else ()
+        words = [word for name, value in typed if value is not None for word in (name, str(value))]
+        job, overrides, args = options.job or "", options.overrides, options.args
+        return run_on(options.on, job, spec, words, overrides, args, options.detach)
     check_not_simulated(spec)
     spec = with_code(spec)
     if options.detach:
@@ -156,6 +159,8 @@ def _check(options: RunOptions) -> None:
         raise UsageError("--view can't be combined with --json or --quiet")
     if options.view and not sys.stdout.isatty():
         raise UsageError("--view works only if stdout is a terminal")
+    if options.quiet and options.on is not None:
+        raise UsageError("--quiet can't be combined with --on")
     if in_background and options.as_json:
         raise UsageError("--json can't be combined with --detach or --on; use `distlaunch wait --json RUN`")
 
@@ -228,8 +233,11 @@ def run_detached(spec: JobSpec, quiet: bool = False) -> int:
     return its exit status. Meanwhile, signals are forwarded to the controller.
     """
     read, write = os.pipe()
+    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, stops)  # until they can be forwarded
     controller = os.fork()
     if controller == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
         os.close(read)
         os._exit(_control(spec, quiet, write))
     os.close(write)
@@ -238,8 +246,9 @@ def run_detached(spec: JobSpec, quiet: bool = False) -> int:
         with contextlib.suppress(ProcessLookupError):
             os.kill(controller, signum)
 
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+    for signum in stops:
         signal.signal(signum, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
     with os.fdopen(read) as pipe:
         run = pipe.read()
     if not run:
@@ -267,5 +276,3 @@ def _control(spec: JobSpec, quiet: bool, ready_fd: int) -> int:
     except BaseException:
         sys.excepthook(*sys.exc_info())
         return Exit.INTERNAL
-    finally:
-        sys.stderr.flush()

@@ -259,10 +259,12 @@ def run_elsewhere(context: typer.Context, word: str | None) -> None:
 def _run_there(context: typer.Context, typed: str, run: str, way: Sequence[Any]) -> int:
     """Run this command for `run` instead of the `typed` word, and return its exit status.
 
-    `way` are the arguments of `ssh_to`.
+    `way` are the arguments of `ssh_to`. Raises `UsageError` if there are other words, too.
     """
     from distlaunch.cli.remote import Request, run_there, show_there, ssh_to, with_rest
 
+    if len(context.params.get("places") or ()) > 1:
+        raise UsageError(f"{typed} is on another host, so it must be the only one; use a command for each")
     ssh, words = ssh_to(*way), with_rest(context.obj.words, typed, run)
     if context.command.name == "view":
         return show_there(ssh, words, {_NAME: typed})

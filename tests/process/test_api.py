@@ -84,6 +84,10 @@ def test_mistakes_are_known_before_anything_starts(directory: Path) -> None:
         dl.Job.load("job.yaml")
     missing = dl.Job.load("job.yaml", nodes=1, gpus_per_node=0, script="missing.py").run()
     assert (missing.state, missing.exit_status) == ("FAILED", 127)
+    refused: dict[str, dict[str, Any]] = {"an allocation": {"slurm": {}}, "no stdin": {"stdin": "rank 0"}}
+    for words, keys in refused.items():
+        with pytest.raises(dl.DistlaunchError, match=words):
+            job("ends.py", **keys).run()
     with pytest.raises(dl.UsageError, match="env: can't be written to a job file: b'x' has the type bytes"):
         dl.Job("train.py", env={"A": b"x"})
     with pytest.raises(dl.DistlaunchError, match="/proc"):
@@ -93,9 +97,10 @@ def test_mistakes_are_known_before_anything_starts(directory: Path) -> None:
 
 
 def test_the_plan(directory: Path) -> None:
-    plan = job("ends.py", procs_per_node=2, env={"COLOR": "red"}).plan()
+    plan = job("ends.py", procs_per_node=2, env={"COLOR": "red", "ODD": "\N{ROCKET}\x7f\n"}).plan()
     assert plan.ranks == ((0, "node0", 0), (1, "node0", 1), (2, "node1", 0), (3, "node1", 1))
-    assert {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "COLOR": "red"}.items() <= plan.env(3).items()
+    own = {"COLOR": "red", "ODD": "\N{ROCKET}\x7f\n"}
+    assert {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", **own}.items() <= plan.env(3).items()
     with pytest.raises(IndexError):
         plan.env(4)
     assert "<td>node1:1</td>" in plan._repr_html_()
@@ -158,6 +163,11 @@ def test_calls_a_function_by_name_or_by_value(directory: Path) -> None:
     (directory / "leaves.py").write_text("import os\ndef main(): os.environ['RANK'] == '0' and os._exit(0)\n")
     with pytest.raises(dl.RankError, match=r"rank 0 exited without a result$"):
         dl.call("leaves:main", procs=2, gpus_per_node=0)
+    again = "attempt == os.environ['RANK'] and os._exit(1 - int(attempt))"
+    main = f"def main(): attempt = os.environ['TORCHELASTIC_RESTART_COUNT']; {again}"
+    (directory / "again.py").write_text(f"import os\n{main}\n")
+    with pytest.raises(dl.RankError, match=r"rank 1 exited without a result$"):  # in the last attempt
+        dl.call("again:main", procs=2, gpus_per_node=0, restarts={"max": 1})
     with pytest.raises(dl.RankError) as caught:
         dl.call("math:sqrt", -1.0, gpus_per_node=0)
     assert caught.value.rank == 0

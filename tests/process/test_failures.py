@@ -299,6 +299,15 @@ def test_the_job_continues_when_the_disk_behind_stdout_is_full(tmp_path: Path) -
     assert done.stderr.count("can't write to stdout: No space left on device; the job continues") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "status"), [("run none.yaml", 2), ("torchrun --monitor-interval 5 w.py", 7)]
+)
+def test_a_full_disk_behind_stderr_changes_no_exit_status(tmp_path: Path, words: str, status: int) -> None:
+    (tmp_path / "w.py").write_text("raise SystemExit(7)")
+    with Path("/dev/full").open("w") as full:
+        distlaunch(*words.split(), cwd=tmp_path, status=status, stdout=subprocess.PIPE, stderr=full)
+
+
 def test_a_stopped_controller_is_the_root_cause_and_not_running_meanwhile(tmp_path: Path) -> None:
     with running(write_job(tmp_path, SLEEPER, f"{FOUR}timeouts: {{lease: 3s, stop: 100ms}}")) as run:
         pids = run.wait_ready(4)

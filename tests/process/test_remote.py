@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from distlaunch.cli.job_file import load_job
 from distlaunch.cli.remote import Request, run_on, run_there
 from distlaunch.errors import DistlaunchError
 from distlaunch.transports.ssh import Ssh
-from tests.harness import Going, distlaunch, distlaunch_argv, program, write_job
+from tests.harness import Going, distlaunch, distlaunch_argv, program, running, wait_until, write_job
 from tests.process.commands import ONE
 
 
@@ -87,7 +88,7 @@ def test_ranks_run_with_this_python_and_not_with_that_of_the_controllers_host(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     job = str(write_job(tmp_path, "import sys; print(sys.executable)", "gpus_per_node: 0\n"))
-    assert run_on("gpu-a", job, load_job(job), (), (), detach=False) == 0
+    assert run_on("gpu-a", job, load_job(job), (), (), (), detach=False) == 0
     assert capfd.readouterr().out == f"[node0:0] {sys.executable}\n"
 
 
@@ -104,14 +105,16 @@ def test_a_run_that_another_host_controls_is_found_by_id_and_job_file(tmp_path: 
     job = write_job(tmp_path, "print('here', flush=True)\nimport signal\nsignal.pause()", ONE + keys)
     own = {"PATH": f"{ssh.parent}:{os.environ['PATH']}", "XDG_STATE_HOME": f"{tmp_path}/s"}
     around: dict[str, Any] = {"env": os.environ | own}
-    run = distlaunch("run", "-d", "--on", "alias", str(job), **around).stdout.strip()
+    run = distlaunch("run", "-d", "-n", "2", "--on", "alias", str(job), **around).stdout.strip()
     another = {"run": f"{job.stem}2-20260101-120000-0a1b2c3d", "directory": "/none", "host": "other"}
     runs = tmp_path / "s/distlaunch/runs.jsonl"
     runs.write_text(f"{runs.read_text()}{json.dumps(another)}\n")
     (row,) = json.loads(distlaunch("ps", "--json", **around).stdout)
     assert (row["run"], row["state"], row["controller"]["host"]) == (run, "UNKNOWN", "alias")
     for word in ("job", run[:-3]):
-        assert run in distlaunch("ps", word, **around).stdout
+        assert re.search(rf"{run} +RUNNING +2 ", distlaunch("ps", word, **around).stdout)
+    both = distlaunch("ps", run, "alias:", **around, status=2)
+    assert f"{run} is on another host, so it must be the only one" in both.stderr
     attached = Going(tmp_path, distlaunch_argv("attach", "-a", run), **around)
     attached.wait_for("here")
     attached.process.send_signal(signal.SIGINT)
@@ -127,3 +130,23 @@ def test_a_run_that_another_host_controls_is_found_by_id_and_job_file(tmp_path: 
         over = write_job(tmp_path, f"raise SystemExit({status})", ONE + keys)
         assert distlaunch("run", "--on", "alias", str(over), **around).returncode == status
     assert distlaunch("ps", "--json", **around).stdout == "[]\n"
+
+
+def test_ctrl_c_while_a_run_starts_on_another_host_stops_it(tmp_path: Path) -> None:
+    """Its node doesn't answer."""
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    os.mkfifo(tmp_path / "never")
+    waits = f'case "$*" in *"-- slow "*) exec cat "{tmp_path}/never" ;; esac\n'
+    program(ssh, f'{waits}for last; do :; done\n/bin/sh -c "$last"; exit $?\n')
+    job = write_job(tmp_path, "", f"{ONE}nodes: [slow]\nlauncher: ssh\nlogs: {{dir: {tmp_path}/logs}}\n")
+    env = {**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}"}
+
+    def state() -> str:
+        return "".join(json.loads(path.read_text())["state"] for path in tmp_path.glob("logs/*/status.json"))
+
+    with running(job, "--on", "alias", env=env) as run:
+        wait_until(lambda: state() == "CONNECTING", state)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+    wait_until(lambda: state() == "CANCELLED", state)
