@@ -18,10 +18,11 @@ from importlib.resources import files
 from typing import Any
 
 from distlaunch.cli.job_file import Typed, check_not_simulated, load_job, with_code
+from distlaunch.cli.output import say
 from distlaunch.cli.run import refuse_copy
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import JobSpec
-from distlaunch.launch.controller import supervise
+from distlaunch.launch.controller import ask_for_another, supervise
 from distlaunch.launch.start import start_run
 from distlaunch.observers.observer import Observer, Shown
 from distlaunch.observers.run_directory import CONTROLLER_LOG
@@ -76,6 +77,7 @@ def main() -> int:
         threading.Thread(target=_watch_program, args=(signals,), daemon=True).start()
         gc.freeze()  # imported objects are never garbage
         summary = supervise(start, Shown(signals), [Announcer()])
+        ask_for_another(summary.state, say)
     return int(summary.state.outcome)
 
 

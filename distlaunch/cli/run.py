@@ -174,12 +174,7 @@ def run_shown(
     """
     with Signals(spec.invocation.signals) as signals:  # from here on, Ctrl-C reaches a supervisor
         start = start_run(spec, early)
-        summary = _supervised(start, signals, "view" if view else "terminal", output_fd, quiet)
-    if spec.restarts.requeue:
-        from distlaunch.launch.controller import ask_for_another
-
-        ask_for_another(summary.state, say)  # last, as it may end this process
-    return summary
+        return _supervised(start, signals, "view" if view else "terminal", output_fd, quiet)
 
 
 def run_gathered(spec: JobSpec, gathering: "Gathering", early: Link | None = None) -> int:
@@ -218,12 +213,14 @@ def _supervised(
     ready_fd: int = -1,
 ) -> "Summary":
     """Run a job that has been started; the other parameters are the fields of `Shown`."""
-    from distlaunch.launch.controller import supervise  # takes 10 ms, in which agents boot
+    from distlaunch.launch.controller import ask_for_another, supervise  # takes 10 ms, in which agents boot
     from distlaunch.observers.observer import Shown
 
     gc.freeze()  # GC was off so far: imported objects stay, but a long run's may not
     gc.enable()
-    return supervise(start, Shown(interrupts, how, output_fd, quiet, ready_fd))
+    summary = supervise(start, Shown(interrupts, how, output_fd, quiet, ready_fd))
+    ask_for_another(summary.state, say)  # last, as it may end this process
+    return summary
 
 
 def run_detached(spec: JobSpec, quiet: bool = False) -> int:
