@@ -277,7 +277,7 @@ class Store:
             if not name.startswith(run_id + "@"):
                 continue
             try:
-                with open(path, "rb") as mark:
+                with open(path, "r+b") as mark:  # NFS refuses exclusive locks on files open only for reading
                     free = _locked(mark.fileno(), fcntl.LOCK_EX, if_unsupported=False)
             except FileNotFoundError:
                 continue  # removed by another agent

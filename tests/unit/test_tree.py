@@ -1,6 +1,7 @@
 """The store of a node and the trees made from it: what is in them, what is refused, and what is removed."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -324,6 +325,20 @@ def test_without_hard_links_a_tree_has_copies(tmp_path: Path, monkeypatch: pytes
     store = filled(tmp_path / "base", hold="run")
     assert everything(made(store))["run.sh"] == (0o100500, CONTENT)
     assert store.release() == ""
+
+
+def test_a_tree_is_removed_on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flock = fcntl.flock
+
+    def of_nfs(fd: int, how: int) -> None:
+        if how & fcntl.LOCK_EX and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "an exclusive lock requires a descriptor for writing")
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", of_nfs)
+    store = filled(tmp_path / "base", hold="run")
+    made(store)
+    assert store.release() == "" and not os.listdir(tmp_path / "base/runs")
 
 
 # What a run leaves
