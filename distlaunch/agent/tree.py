@@ -271,21 +271,11 @@ class Store:
 
     def _is_marked(self, run_id: str) -> bool:
         """Return whether the tree of a run is in use on any host. Remove marks that agents left behind."""
-        mine, marked = self._mark_of(run_id), False
-        for name in os.listdir(self._runs):
-            path = os.path.join(self._runs, name)
-            if not name.startswith(run_id + "@"):
-                continue
-            try:
-                with open(path, "r+b") as mark:  # NFS refuses exclusive locks on files open only for reading
-                    free = _locked(mark.fileno(), fcntl.LOCK_EX, if_unsupported=False)
-            except FileNotFoundError:
-                continue  # removed by another agent
-            if free and (path == mine or _age_s(path) > STALE_S):
-                _unlink(path)
-            else:
-                marked = True
-        return marked
+        # Remove this host's before listing the others: the last of several hosts then finds none.
+        if _is_in_use(self._mark_of(run_id), own=True):
+            return True
+        names = [name for name in os.listdir(self._runs) if name.startswith(run_id + "@")]
+        return any(_is_in_use(os.path.join(self._runs, name)) for name in names)
 
     def note(self, manifest: bytes) -> None:
         """Record the files in the run's tree, for the agents that remove the tree and trim the store."""
@@ -373,17 +363,15 @@ class Store:
 
     def release(self) -> str:
         """Remove the run's tree and unused files. Return the tree's path if files are left in it, or ""."""
-        directory, left = self.tree_of(self._run), False
-        if self._mark >= 0:
-            os.close(self._mark)
-            self._mark = -1
-        if self._note >= 0:
-            os.close(self._note)
-            self._note = -1
-            left = self._retire(self._run)
+        left = False
+        for fd in (self._mark, self._note):
+            if fd >= 0:
+                os.close(fd)
+        self._mark = self._note = -1
         with suppress(OSError):  # another agent has removed the same files; the next run removes the rest
+            left = self._retire(self._run)
             self._tidy()
-        return directory if left else ""
+        return self.tree_of(self._run) if left else ""
 
     def _retire(self, run_id: str) -> bool:
         """Remove a run's tree unless it is in use. Return whether the run has left files in it."""
@@ -416,7 +404,7 @@ class Store:
     def _tidy(self) -> None:
         """Remove files left by killed agents. If contents were added, remove the oldest beyond the limit."""
         for name in os.listdir(self._runs):
-            if name.endswith(".tree"):
+            if name.endswith(".tree") and name[:-5] != self._run:
                 self._retire(name[:-5])
         for name in os.listdir(self._new):
             path, run_id = os.path.join(self._new, name), name.rpartition(".")[0]
@@ -569,6 +557,20 @@ def _locked(fd: int, how: int, if_unsupported: bool = True) -> bool:
     except OSError as error:
         return if_unsupported and error.errno not in (errno.EAGAIN, errno.EACCES)
     return True
+
+
+def _is_in_use(mark: str, own: bool = False) -> bool:
+    """Return whether an agent needs a mark, of this host if `own`. Remove the mark if none does."""
+    try:
+        with open(mark, "r+b") as file:  # NFS refuses exclusive locks on files open only for reading
+            # A recent mark of another host isn't locked here, since that host may be about to lock it.
+            unused = own or _age_s(mark) > STALE_S
+            if unused and _locked(file.fileno(), fcntl.LOCK_EX, if_unsupported=False):
+                _unlink(mark)
+                return False
+            return True
+    except FileNotFoundError:
+        return False  # removed by another agent
 
 
 def _claimed(path: str, *ways: int) -> int:

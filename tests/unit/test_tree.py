@@ -11,6 +11,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -422,6 +423,32 @@ def test_a_tree_that_another_host_uses_stays_although_its_lock_is_not_seen(tmp_p
     os.utime(there, (0, time.time() - 2 * tree.STALE_S))
     Store(str(base)).release()
     assert os.listdir(base / "runs") == []
+
+
+def test_of_hosts_that_release_a_tree_at_once_one_returns_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, hosts, said = tmp_path / "base", ["a"], list[str]()
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename=hosts[-1]))
+    first = filled(base, hold="run")
+    directory = made(first)
+    (directory / "out").touch()
+    hosts.append("b")
+    second = held(Store(str(base)), "run")
+
+    def meanwhile(path: Any, mode: str) -> Any:
+        opened = open(path, mode)  # noqa: SIM115
+        if str(path).endswith("run@a") and hosts[-1] == "b":
+            hosts.append("a")
+            said.append(first.release())
+            hosts.append("b")
+        return opened
+
+    monkeypatch.setattr(tree, "open", meanwhile, raising=False)
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: sorted(listed(path)))
+    said.append(second.release())
+    assert sorted(said) == ["", str(directory)] and os.listdir(base / "runs") == ["run"]
 
 
 # The store
