@@ -73,7 +73,9 @@ def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry
     """Return `spec` with the environment's name, and the files that determine its content."""
     contents = {path_in(tree.root, entry.path): entry.content for entry in entries}
     paths = {name: path_in(spec.program.workdir, name) for name in setup.files or LOCKS.get(setup.kind, ())}
-    found = {name: contents[path] for name, path in paths.items() if path in contents}
+    present = [(name, path) for name, path in paths.items() if path in contents]
+    # The content of a symlink is only its target's name.
+    found = {name: contents.get(os.path.realpath(path), contents[path]) for name, path in present}
     missing = [name for name in setup.files if name not in found]
     names = [name for name in LOCKS.get(setup.kind, ()) if name != PYTHON_VERSION]
     workdir = f"the workdir, {spec.program.workdir},"

@@ -205,6 +205,18 @@ def test_a_program_keeps_its_bit_and_a_link_its_target(job: Path) -> None:
     assert found["link"] == Entry("link", LINK, 0, "train.py")
 
 
+def test_an_environment_depends_on_the_file_that_a_symlink_leads_to(job: Path) -> None:
+    (job / "requirements.txt").symlink_to("base.txt")
+
+    def environment(packages: str) -> str:
+        write(job, {"base.txt": packages})
+        tree = snapshot.with_tree(spec_of(job, setup="uv")).tree
+        assert tree
+        return tree.environment
+
+    assert len({*map(environment, ["numpy==1\n", "numpy==2\n", "numpy==1\n"])}) == 2
+
+
 def test_further_files_come_beside_the_job_file(job: Path) -> None:
     write(job.parent, {"conf/a.yaml": "a", "conf/b.yaml": "b", "two/a.yaml": "other"})
     (job.parent / "link.yaml").symlink_to("conf/b.yaml")
