@@ -55,7 +55,8 @@ class Environment:
     """The environment for a `setup`, below the directory `base`. Its Python is bin/python in `path`."""
 
     def __init__(self, base: str, setup: Setup) -> None:
-        self._setup, self._directory = setup, os.path.join(os.path.expanduser(base), "envs")
+        self._setup = setup._replace(python=os.path.expanduser(setup.python))
+        self._directory = os.path.join(os.path.expanduser(base), "envs")
         version = "py%d.%d" % sys.version_info[:2]
         name = "-".join((setup.key[:16], version, sys.platform, platform.machine()))
         self.path = os.path.join(self._directory, name)

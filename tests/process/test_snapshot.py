@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import socket
+import sys
 import threading
 import zipfile
 import zlib
@@ -372,6 +373,19 @@ def test_a_setup_that_takes_too_long_ends_the_job_with_the_status_of_time_limits
     spec_of(job, setup={"run": "sleep 1000"}, timeouts={"setup": "1s"})
     done = distlaunch("run", "job.yaml", cwd=job, status=124)
     assert "not finished within 1 s (timeouts.setup)" in done.stderr
+
+
+FILLS = 'mkdir -p "$5/bin"\nprintf "#!/bin/sh\\necho {}\\n" > "$5/bin/python"\nchmod +x "$5/bin/python"\n'
+"""Commands of a stand-in for uv or conda. Its environment's Python prints no versions."""
+
+
+def test_the_python_of_an_environment_may_be_in_the_home(job: Path, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    program(tmp_path / "home/python", f'exec {sys.executable} "$@"')
+    program(tmp_path / "uv", f'[ "$1" = pip ] && exit\n"$4" -c pass || exit\n{FILLS}')
+    write(job, {"requirements.txt": ""})
+    spec_of(job, setup="uv", python="~/python", env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert "] {}\n" in distlaunch("run", "job.yaml", cwd=job, status=0).stdout
 
 
 def test_an_environment_whose_torch_can_not_be_imported_is_an_error(
