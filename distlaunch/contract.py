@@ -69,7 +69,8 @@ def ranks_alone(command: StartWorkers) -> StartWorkers:
     ranks = [
         WorkerSpec(own.local_rank, (), "", (), sent(own.env), sent(own.defaults)) for own in command.workers
     ]
-    return command._replace(env=sent(command.env), temporary=(), binding=None, workers=tuple(ranks))
+    shared = sent(command.env)
+    return command._replace(env=shared, temporary=(), environment="", binding=None, workers=tuple(ranks))
 
 
 NO_VALUES: Mapping[str, Any] = MappingProxyType({})

@@ -91,9 +91,9 @@ class StartWorkers(Frozen):
     `grace_s` and `lease_s` apply from now on. If `stall_s` is None, stalled workers are not detected.
     `watch_port` is the rendezvous port, where workers join. `hosts_store` is set if that port is on this
     node. `warning` is the signal sent to the workers when the agent is stopped. `flight` requests flight
-    recorder dumps. `temporary` lists variables to set to the path of a directory that the agent deletes. A
-    launcher that joined has its own program, so it accepts only the parts of this command that
-    `distlaunch.contract.ranks_alone` keeps.
+    recorder dumps. `temporary` lists variables to set to the path of a directory that the agent deletes. The
+    programs in `environment`, a path, come first in the workers' PATH. A launcher that joined has its own
+    program, so it accepts only the parts of this command that `distlaunch.contract.ranks_alone` keeps.
     """
 
     attempt: int
@@ -108,6 +108,7 @@ class StartWorkers(Frozen):
     warning: int = signal.SIGTERM
     flight: bool = False
     temporary: Tuple[str, ...] = ()
+    environment: str = ""
     binding: Optional[Binding] = None
 
 

@@ -67,7 +67,7 @@ class Workers:
         shared["DISTLAUNCH_DEADLINE"] = os.path.join(self._directory.path, DEADLINE)
         shared.update(dict.fromkeys(command.temporary, self._directory.inner))
         make_room(DESCRIPTORS * len(specs) + 64)  # workers keep the old limit
-        complete = [self._complete(spec, shared) for spec in specs]
+        complete = [self._complete(spec, shared, command.environment) for spec in specs]
         counted = procfs.connections_counted()
         for spec in complete:
             self._spawn(spec)
@@ -101,9 +101,12 @@ class Workers:
             self._outbox.report(unstarted(self._node, spec, stage, code, why))
         return []
 
-    def _complete(self, spec: WorkerSpec, shared: dict[str, str]) -> WorkerSpec:
+    def _complete(self, spec: WorkerSpec, shared: dict[str, str], environment: str) -> WorkerSpec:
         """Return a worker's spec, with its paths expanded and the variables that all workers share added."""
         env = {**shared, **spec.env}
+        if environment:  # also for commands, and for programs that a script starts
+            path = env.get("PATH", os.environ.get("PATH", os.defpath))
+            env.update(VIRTUAL_ENV=environment, PATH="%s/bin:%s" % (environment, path))
         env["DISTLAUNCH_AGENT"] += sweep.job_id({**os.environ, **env}.get)
         spec = at_home(spec)._replace(env=env)
         if not self._run_id:

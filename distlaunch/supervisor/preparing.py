@@ -345,6 +345,7 @@ def start_command(state: State, node: int) -> messages.StartWorkers:
     part = plan.nodes[plan.members.index(node)]
     planned = _workers_of(state, part)
     shared, specs = worker_specs(plan, part, planned, state.attempt)
+    code = placing.code_of(state, node)
     return messages.StartWorkers(
         attempt=state.attempt,
         run_id=state.run_id,
@@ -356,6 +357,7 @@ def start_command(state: State, node: int) -> messages.StartWorkers:
         warning=signal.Signals[f"SIG{times.on_warning}"],
         flight=plan.backend == "nccl",
         temporary=planned[0].temporary,
+        environment=code.environment if code else "",
         env=shared | ids_of(state.spec, state.run_id),
         binding=binding_of(state.spec, part),
         workers=specs,

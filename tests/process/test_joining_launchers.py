@@ -479,6 +479,7 @@ LIES: dict[str, Any] = {
     "a program": START._replace(workers=(RANK._replace(argv=("touch", "evil")),)),
     "a directory": START._replace(workers=(RANK._replace(cwd="/"),)),
     "a binding": START._replace(binding=messages.Binding("listed", 0, ("0",))),
+    "an environment": START._replace(environment="/evil"),
     "a library": START._replace(env={"LD_PRELOAD": "/evil.so"}),
     "a path": START._replace(workers=(RANK._replace(env={"RANK": "5", "PATH": "/evil"}),)),
     "a default": START._replace(workers=(RANK._replace(defaults={"PYTHONPATH": "/evil"}),)),
