@@ -167,10 +167,11 @@ class Environment:
         setup, python = self._setup, self._setup.python or sys.executable
         env = {**os.environ, **setup.env}
         if setup.kind == "conda":
-            conda = [path for path in map(shutil.which, ("conda", "mamba", "micromamba")) if path]
+            found = (shutil.which(name, path=env.get("PATH")) for name in ("conda", "mamba", "micromamba"))
+            conda = next(filter(None, found), None)
             if not conda:
                 raise FileNotFoundError(errno.ENOENT, "not found on this node", "conda")
-            _call([conda[0], "env", "create", "--yes", "--prefix", new, "--file", setup.files[0]], env)
+            _call([conda, "env", "create", "--yes", "--prefix", new, "--file", setup.files[0]], env)
         elif setup.kind == "uv":
             self._fill_by_uv(new, env)
         else:

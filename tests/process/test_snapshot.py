@@ -388,16 +388,13 @@ def test_the_python_of_an_environment_may_be_in_the_home(job: Path, tmp_path: Pa
     assert "] {}\n" in distlaunch("run", "job.yaml", cwd=job, status=0).stdout
 
 
-def test_a_command_is_found_in_the_environment(
-    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_is_found_in_the_environment(job: Path, tmp_path: Path) -> None:
     echo = "printf '#!/bin/sh\\necho runs in $VIRTUAL_ENV\\n' > $5/bin/tool; chmod +x $5/bin/tool"
     program(tmp_path / "conda", f"{FILLS}\n{echo}")
     program(tmp_path / "tool", "echo wrong")
     write(job, {"environment.yml": ""})
     keys = {"command": ["tool"], "gpus_per_node": 0, "sync": True, "setup": "conda"}
     (job / "job.yaml").write_text(json.dumps(keys | {"env": {"PATH": f"{tmp_path}:{os.environ['PATH']}"}}))
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     done = distlaunch("run", "job.yaml", cwd=job, status=0)
     assert f"] runs in {tmp_path}/home/.cache/distlaunch/sync/envs/" in done.stdout
 
