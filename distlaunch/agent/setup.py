@@ -198,11 +198,11 @@ class Environment:
 
     def _uv(self, env: dict[str, str]) -> str:
         """Return the path of uv, which is installed beside the environments if the node doesn't have it."""
-        own = os.path.join(self._directory, "uv", "bin", "uv")
+        directory = os.path.join(self._directory, "uv-" + platform.machine())  # nodes may share the home
+        own = os.path.join(directory, "bin", "uv")
         for path in (shutil.which("uv", path=env.get("PATH")), os.path.expanduser("~/.local/bin/uv"), own):
             if path and os.access(path, os.X_OK):
                 return path
-        directory = os.path.join(self._directory, "uv")
         _call([sys.executable, "-m", "venv", directory], env)
         _call([os.path.join(directory, "bin", "pip"), "install", "--quiet", "uv"], env)
         return own
