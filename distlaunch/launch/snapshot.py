@@ -271,6 +271,9 @@ def _entries(store: Store, spec: JobSpec, root: str, directory: str, paths: Iter
             raise spec.error("files", f"{given} is not a file")
         if (other := os.path.realpath(sources.get(path, source))) != source:
             raise spec.error("files", f"{given} and {other} would both be {path} on the nodes; rename one")
+        if any(each.startswith(f"{path}/") for each in sources):
+            text = f"{given} would be {path} on the nodes, but that is a directory in the code; rename one"
+            raise spec.error("files", text)
         sources[path] = source
     every = [(path, source, os.lstat(source)) for path, source in sorted(sources.items())]
     links = {path for path, _, status in every if stat.S_ISLNK(status.st_mode)}

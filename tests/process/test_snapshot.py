@@ -230,6 +230,8 @@ def test_further_files_come_beside_the_job_file(job: Path) -> None:
     write(job.parent, {"conf/train.py": ""})
     assert "would both be train.py" in refused(job, files=["../conf/train.py"])
     assert "conf is not a file" in refused(job, files=["../conf"])
+    write(job.parent, {"two/exp": ""})
+    assert "two/exp would be exp on the nodes, but that is a directory" in refused(job, files=["../two/exp"])
 
 
 def test_runs_are_left_out_behind_symlinks_too(job: Path) -> None:
