@@ -48,6 +48,8 @@ LARGEST = 5
 TRIES = 3
 """Maximum attempts to read a file that changes while it is being read."""
 MAX_DIFF = 8 << 20
+PLAIN = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
+"""Options for a diff that `git apply` accepts, whatever the user's settings are."""
 
 
 WHEELS = ".distlaunch-wheels"
@@ -204,7 +206,7 @@ def record(tree: Tree, directory: RunDirectory, run_id: str) -> Store:
     manifest = manifest_of(tree.digest)
     directory.append(CODE, manifest)
     if tree.commit and tree.dirty:
-        diff = os.fsencode(_git(tree.root, "diff", "--binary", "HEAD") or "")
+        diff = os.fsencode(_git(tree.root, "diff", *PLAIN, "HEAD") or "")
         if len(diff) <= MAX_DIFF:
             directory.append("code.diff", diff)
     with _explained("can't save the code for the nodes"):

@@ -360,6 +360,15 @@ def test_git_does_not_lock_the_index(job: Path) -> None:
     completed(["git", "status"], cwd=job, status=0)
 
 
+def test_git_can_apply_the_recorded_changes_whatever_its_settings_are(job: Path) -> None:
+    settings = "[color]\nui = always\n[diff]\nnoprefix = true\nexternal = echo\n"
+    write(job.parent, {"home/.gitconfig": settings, "job/train.py": "print(2)\n"})
+    spec_of(job, procs_per_node=1)
+    distlaunch("run", "job.yaml", cwd=job, status=0)
+    (diff,) = (job / "runs").glob("*/code.diff")
+    git(job, "apply", "--check", "--reverse", diff)
+
+
 def test_why_names_the_files_that_have_changed_since_the_last_good_run(job: Path) -> None:
     spec_of(job, procs_per_node=1)
     distlaunch("run", "job.yaml", cwd=job, status=0)
