@@ -29,6 +29,7 @@ class Collection:
     def __init__(self, command: messages.Collect, outbox: Outbox) -> None:
         self._command, self._outbox = command, outbox
         self._tried: set[str] = set()
+        self._sent: set[str] = set()  # names, which are the same for /ckpt and ckpt
         self._left_out: list[tuple[str, str]] = []
         self._room, self._more = command.limit, 0  # bytes left, and files left out but not listed
         self._steps = self._all()
@@ -113,6 +114,9 @@ class Collection:
                 raise OSError(0, "exceeds collect.limit")
             if len(name) > MAX_PATH:
                 raise OSError(0, "has too long a path")
+            if name in self._sent:
+                raise OSError(0, "another file has the same path under collected/")
+            self._sent.add(name)
             self._room -= left
             self._outbox.report_in_order(messages.FileBegins(self._outbox.node, name, left))
             while left:

@@ -200,6 +200,15 @@ def test_names_symlinks_and_counts_what_it_leaves_out(tree: Path, monkeypatch: p
     assert box.queued[-1] == FilesEnd(0, (("ckpt/last", "is a symlink"),), 1)
 
 
+def test_of_two_files_with_the_same_name_sends_the_first(tree: Path) -> None:
+    name = str(tree / "a.csv")
+    (tree / name[1:]).parent.mkdir(parents=True)
+    (tree / name[1:]).write_text("another")
+    box = collected(tree, name[1:], name)
+    assert box.names() == [name[1:]]
+    assert box.queued[-1].left_out == ((name[1:], "another file has the same path under collected/"),)
+
+
 def test_tries_no_more_files_than_the_maximum(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "MAX_FILES", 3)
     box = collected(tree, "*.csv", "**/x.pt")
