@@ -31,6 +31,7 @@ class Collection:
         self._tried: set[str] = set()
         self._sent: set[str] = set()  # names, which are the same for /ckpt and ckpt
         self._left_out: list[tuple[str, str]] = []
+        self._apart = os.path.realpath(command.apart)
         self._room, self._more = command.limit, 0  # bytes left, and files left out but not listed
         self._steps = self._all()
 
@@ -91,7 +92,7 @@ class Collection:
         for name in names:
             path = os.path.join(directory, name)
             is_directory = os.path.isdir(path) and (name == first or not os.path.islink(path))
-            if is_directory and path != self._command.apart and path.count("/") < MAX_DEPTH:
+            if is_directory and os.path.realpath(path) != self._apart and path.count("/") < MAX_DEPTH:
                 yield from self._search(path, parts if deep else rest or ["**"])
             elif not rest and not is_directory and os.path.lexists(path):
                 yield path

@@ -193,6 +193,11 @@ def test_finds_what_a_pattern_matches_once(pattern: str, tree: Path) -> None:
     assert box.queued[-1] == FilesEnd(0, nothing, 0)
 
 
+def test_leaves_out_logs_behind_a_symlink(tree: Path) -> None:
+    (tree / "home").symlink_to(tree)
+    assert collected(tree, "home/**/a.csv").names() == ["home/a.csv"]
+
+
 def test_names_symlinks_and_counts_what_it_leaves_out(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "MAX_LEFT_OUT", 1)
     box = collected(tree, "ckpt/*")
