@@ -126,7 +126,10 @@ class Environment:
 
     def _kill(self) -> None:
         with suppress(OSError):  # it has just exited
-            os.killpg(self.builder, signal.SIGKILL)
+            try:
+                os.killpg(self.builder, signal.SIGKILL)
+            except ProcessLookupError:
+                os.kill(self.builder, signal.SIGKILL)  # its process group doesn't exist yet
 
     # In the child
 

@@ -17,12 +17,15 @@ from typing import Any
 
 import pytest
 
+from distlaunch.agent.messages import Setup
+from distlaunch.agent.poller import Poller
+from distlaunch.agent.setup import Environment
 from distlaunch.agent.tree import LINK, PROGRAM, Entry, digest_of, manifest_text
 from distlaunch.cli.job_file import load_job
 from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import DEFAULT_BASE, JobSpec
 from distlaunch.launch import snapshot
-from tests.harness import completed, distlaunch, program
+from tests.harness import PATIENCE_S, completed, distlaunch, program
 from tests.unit.samples import longest_file
 
 GIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "protocol.file.allow=always"]
@@ -408,6 +411,25 @@ def test_a_command_is_found_in_the_environment(job: Path, tmp_path: Path) -> Non
     (job / "job.yaml").write_text(json.dumps(keys | {"env": {"PATH": f"{tmp_path}:{os.environ['PATH']}"}}))
     done = distlaunch("run", "job.yaml", cwd=job, status=0)
     assert f"] runs in {tmp_path}/home/.cache/distlaunch/sync/envs/" in done.stdout
+
+
+def test_a_builder_that_has_just_been_forked_can_be_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, write = os.pipe()
+    monkeypatch.setattr(os, "setsid", lambda: os._exit(len(os.read(read, 1))))
+    poller = Poller()
+    environment = Environment(str(tmp_path), Setup("key", "run", "true", (), ".", "", {}, 60.0))
+    environment.build(poller, lambda text: None, lambda: None)
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            threads.submit(environment.stop).result(timeout=PATIENCE_S / 10)
+        finally:
+            os.write(write, b"x")
+    os.close(read)
+    os.close(write)
+    while environment.builder:
+        poller.turn()
 
 
 def test_an_environment_whose_torch_can_not_be_imported_is_an_error(
