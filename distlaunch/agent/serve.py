@@ -361,8 +361,8 @@ class Agent:
     def _on_place_tree(self, command: messages.PlaceTree) -> None:
         from distlaunch.agent.tree import Placement  # few jobs send their code
 
-        self._tree = self._tree or Placement(self._node, self._poller, self._outbox.report)
-        self._tree.place(command)
+        self._tree = Placement(self._node, self._poller, self._outbox.report, command)
+        self._tree.go_on()
 
     def _on_listen(self, command: messages.Listen) -> None:
         try:

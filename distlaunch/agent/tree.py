@@ -612,11 +612,16 @@ class Placement:
     empty piece ends the stream.
     """
 
-    def __init__(self, node: int, poller: Poller, report: Callable[[tuple[Any, ...]], None]) -> None:
-        self._node, self._poller, self._report = node, poller, report
-        self._command: messages.PlaceTree
+    def __init__(
+        self,
+        node: int,
+        poller: Poller,
+        report: Callable[[tuple[Any, ...]], None],
+        command: messages.PlaceTree,
+    ) -> None:
+        self._node, self._poller, self._report, self._command = node, poller, report, command
         self._store: Store | None = None
-        self._steps: Generator[float | list[int], None, None] = (0.0 for _ in ())
+        self._steps = self._placing(command)
         self._entries: list[Entry] = []
         self._awaited: deque[Entry] = deque()
         self._inflate: Any = None
@@ -624,14 +629,7 @@ class Placement:
         self._requests, self._received, self._reported_at = 0, 0, 0.0
         self._environment: Environment | None = None
 
-    def place(self, command: messages.PlaceTree) -> None:
-        """Begin, or start over, as `PlaceTree` requests."""
-        self._stop()
-        self._command = command
-        self._steps = self._placing(command)
-        self._go_on()
-
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
         """Continue for TURN_S seconds, and leave further steps to later turns of the agent.
 
         If contents are missing, request them. Once they have arrived, `feed` continues.
@@ -645,7 +643,7 @@ class Placement:
                 if step or time.monotonic() > until:
                     if not step:
                         self._report_progress()
-                    self._poller.after(step, "tree", self._go_on)
+                    self._poller.after(step, "tree", self.go_on)
                     return
         except (TreeError, OSError) as error:
             self._refuse(error)
@@ -655,7 +653,7 @@ class Placement:
 
         If the list is empty, the manifest is missing.
         """
-        self._store = store = self._store or Store(command.base)
+        self._store = store = Store(command.base)
         yield from store.hold(command.run_id)
         self._renew()
         manifest = store.read(command.tree)
@@ -682,15 +680,10 @@ class Placement:
         from distlaunch.agent.setup import Environment  # few jobs have one
 
         environment = self._environment = Environment(command.base, setup)
-
-        def ended() -> None:
-            if environment is self._environment:  # not replaced by a later `place`
-                self._go_on()
-
         if not environment.complete:
             report = self._report
             environment.build(
-                self._poller, lambda text: report(messages.SetupPrinted(self._node, text)), ended
+                self._poller, lambda text: report(messages.SetupPrinted(self._node, text)), self.go_on
             )
         while environment.builder:
             self._report_progress()
@@ -748,7 +741,7 @@ class Placement:
         except (TreeError, OSError, zlib.error) as error:
             self._refuse(TreeError(DAMAGED) if isinstance(error, zlib.error) else error)
             return
-        self._go_on()
+        self.go_on()
 
     def _take(self, data: bytes, last: bool = False) -> None:
         """Append `data` to the awaited contents, in order. `last` is set if the stream has ended."""

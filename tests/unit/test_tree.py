@@ -505,9 +505,10 @@ class Node:
     def __init__(self, base: Path, entries: list[Entry] = ENTRIES) -> None:
         self.base, self.entries, self.reports = base, entries, list[Any]()
         self.poller = Poller()
-        self.placement = Placement(3, self.poller, self.reports.append)
         self.tree = digest_of(manifest_text(entries))
-        self.placement.place(messages.PlaceTree("run", self.tree, str(base), None))
+        command = messages.PlaceTree("run", self.tree, str(base), None)
+        self.placement = Placement(3, self.poller, self.reports.append, command)
+        self.placement.go_on()
 
     def send(self, *contents: bytes) -> Any:
         """The report after contents have arrived."""
@@ -588,9 +589,9 @@ def test_a_node_gives_up_if_contents_never_arrive_whole(node: Node) -> None:
     node.send(manifest_text(node.entries))
     wanted = node.wanted()
     for _ in range(messages.MAX_LACKS - 2):
-        node.placement._go_on()  # as if the contents had been removed right after they arrived
+        node.placement.go_on()  # as if the contents had been removed right after they arrived
         assert node.wanted() == wanted
-    node.placement._go_on()
+    node.placement.go_on()
     assert "keep changing" in node.reports[-1].error
 
 
