@@ -361,6 +361,6 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
             return
         tell(f"requeueing {allocation.name}, {made + 1} of {most}")
         append(path, {"requeue": True, "raised": raised})
-        scheduler.requeue(allocation.job)  # which may kill this process immediately
+        scheduler.requeue(allocation.job, os.environ)  # which may kill this process immediately
     except DistlaunchError as error:
         tell(f"can't requeue {allocation.name}: {error}")

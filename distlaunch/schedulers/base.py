@@ -261,8 +261,8 @@ class Scheduler:
         """Return why a job ended. The job had been started `starts` times before; `now` is the Unix time."""
         raise NotImplementedError
 
-    def requeue(self, job: str) -> None:
-        """Requeue a job. Raises `DistlaunchError`."""
+    def requeue(self, job: str, environ: Mapping[str, str]) -> None:
+        """Requeue the job that has this environment. Raises `DistlaunchError`."""
         raise NotImplementedError
 
 

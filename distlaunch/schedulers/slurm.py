@@ -49,6 +49,8 @@ _MAY_GO_ON = (_WHYS["TIMEOUT"], _WHYS["OUT_OF_MEMORY"])
 _REASONS = {"NodeDown": "NODE_FAIL", "TimeLimit": "TIMEOUT"}
 _HINTS = {"DependencyNeverSatisfied": ": a job it depends on has failed; `distlaunch stop` cancels it"}
 """Advice for pending reasons that mean that a job will never start."""
+_TASK = '"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"'
+"""The job in a batch script. One task of an array has the ID of the whole array as its SLURM_JOB_ID."""
 SIGNAL = r"(?:[BR]{1,2}:)?[A-Z][A-Z0-9]*"
 _DURATION = r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)"
 _CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
@@ -226,7 +228,9 @@ class Slurm(base.Scheduler):
             *lines,
             "status=$?",
             "# distlaunch requeues the job itself, unless it was killed.",
-            f'[ $status -ne {KILLED} ] || ! {again} || scontrol requeue "$SLURM_JOB_ID"',
+            f"if [ $status -eq {KILLED} ] && {again}; then",
+            f"    scontrol requeue {_TASK}",
+            "fi",
             "exit $status",
         ]
 
@@ -249,8 +253,10 @@ class Slurm(base.Scheduler):
         if at_once:
             _call("scancel", "--signal=KILL", job)
 
-    def requeue(self, job: str) -> None:
+    def requeue(self, job: str, environ: Mapping[str, str]) -> None:
         """Requeue with scontrol, which refuses a job that has already been requeued."""
+        if job == environ.get("SLURM_ARRAY_JOB_ID"):  # one task has the ID of the whole array
+            job += f"_{environ.get('SLURM_ARRAY_TASK_ID')}"
         _call("scontrol", "requeue", job, forgives=re.compile("pending execution"))
 
     def fate_argv(self, job: str) -> list[str]:
@@ -258,8 +264,11 @@ class Slurm(base.Scheduler):
         return ["scontrol", "show", "job", job, "--oneliner"]
 
     def fate(self, starts: int, text: str, now: float) -> AllocationReported:
-        """Parse the output of scontrol, which may describe a later start of the job."""
-        fields = dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", text))
+        """Parse the output of scontrol, which may describe a later start of the job.
+
+        Lines after the first are about other tasks of an array, or other components of the job.
+        """
+        fields = dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", text.partition("\n")[0]))
         state, end = fields.get("JobState"), _time(fields.get("EndTime", ""))
         left_s = None if end is None else round(end - now, 3)
         if state is None:

@@ -364,6 +364,20 @@ def test_requeues_no_cancelled_job(shown: str, tmp_path: Path, monkeypatch: pyte
     assert (said, requeued) == ([told], shown in ("RUNNING", "TIMEOUT"))
 
 
+def test_a_task_of_an_array_is_requeued_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the tasks has the array's ID as its job ID."""
+    task = {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"}
+    script = run_script(
+        "script: train.py\nrestarts: {requeue: 1}\n", Call(("bash", "-c", KILL)), tmp_path, **task
+    )
+    assert script.stdout == "scontrol requeue 17_3\n"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program(tmp_path / "scontrol", f'echo "$*" >>{tmp_path}/asked')
+    for job in ("17", "18"):
+        load("slurm").requeue(job, task)
+    assert (tmp_path / "asked").read_text() == "requeue 17_3\nrequeue 18\n"
+
+
 def test_reports_a_directory_that_cannot_hold_scripts_and_a_dry_run_writes_none(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("command: ['true']\nlogs: {dir: job.yaml}\n")

@@ -164,6 +164,8 @@ def test_reads_a_jobs_fate_from_scontrol() -> None:
     times = {"StartTime": local(time.time()), "EndTime": local(time.time() + 600), "Restarts": "2"}
     assert job_fate(shown(**ending | times), starts=1).why == "was requeued"
     assert not job_fate(shown(**times), starts=2).ends
+    another_task = shown(JobId="18", JobState="CANCELLED")
+    assert job_fate(f"{shown()}\n{another_task}\n") == AllocationReported(False)
 
 
 # Supervision inside an allocation
