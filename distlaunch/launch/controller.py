@@ -334,14 +334,18 @@ def _fate_by_stop(spec: JobSpec) -> events.AllocationReported:
 def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
     """Requeue the job if it should continue. Call `tell` with messages about the result.
 
-    Called at the end of a run. Requeues are recorded in the list of starts, so that they can be counted.
+    Called at the end of a run. Requeues are recorded in the list of starts, so that they can be counted. The
+    batch script looks there, too: the status of a run whose rank was killed is that of a killed distlaunch.
     """
     allocation, most = state.spec.allocation, state.spec.restarts.requeue
-    if allocation is None or not allocation.requeues or not is_to_go_on(state):
+    if allocation is None or not allocation.requeues or not most:
+        return
+    path, scheduler = path_of_starts(state.spec), load(allocation.scheduler)
+    append(path, {"decided": True})
+    if not is_to_go_on(state):
         return
     from distlaunch.schedulers import queue  # imported already, by that scheduler
 
-    path, scheduler = path_of_starts(state.spec), load(allocation.scheduler)
     earlier = [line for line in lines_of(path) if "requeue" in line]
     if (made := len(earlier)) >= most:
         times = "once" if made == 1 else f"{made} times"

@@ -5,6 +5,7 @@ transport reaches hosts through steps.
 """
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
@@ -224,11 +225,13 @@ class Slurm(base.Scheduler):
         if not spec.restarts.requeue:
             return lines
         again = f'[ "${{SLURM_RESTART_COUNT:-0}}" -lt {spec.restarts.requeue} ]'
+        starts = f'{shlex.quote(spec.logs.directory)}/{self.name}-"$SLURM_JOB_ID".jsonl'
         return [
             *lines,
             "status=$?",
-            "# distlaunch requeues the job itself, unless it was killed.",
-            f"if [ $status -eq {KILLED} ] && {again}; then",
+            "# distlaunch requeues the job itself, unless it was killed before it could decide.",
+            f"if [ $status -eq {KILLED} ] && {again} &&",
+            f"    ! tail -n 1 {starts} | grep -q '^{{\"decided'; then",
             f"    scontrol requeue {_TASK}",
             "fi",
             "exit $status",

@@ -18,7 +18,7 @@ from distlaunch.observers.run_list import note_stop
 from distlaunch.runs.submissions import Submission, note, note_end
 from distlaunch.schedulers import load
 from distlaunch.schedulers.base import Call
-from distlaunch.supervisor.state import Cause, Verdict
+from distlaunch.supervisor.state import Cause, State, Verdict
 from tests.harness import (
     PATIENCE_S,
     Done,
@@ -324,8 +324,7 @@ KILL = "kill -KILL $$"
     [("exit 0", "0", ""), ("exit 3", "0", ""), (KILL, "0", "scontrol requeue 17\n"), (KILL, "2", "")],
 )
 def test_a_script_requeues_only_a_killed_distlaunch(end: str, starts: str, said: str, tmp_path: Path) -> None:
-    job = "script: train.py\nrestarts: {requeue: 2}\n"
-    done = run_script(job, Call(("bash", "-c", end)), tmp_path, SLURM_RESTART_COUNT=starts)
+    done = run_script(requeueing(tmp_path), Call(("bash", "-c", end)), tmp_path, SLURM_RESTART_COUNT=starts)
     assert (done.returncode, done.stdout) == (137 if end == KILL else int(end[-1]), said)
 
 
@@ -344,6 +343,25 @@ def test_a_job_cancelled_during_its_setup_runs_nothing(name: str, signum: str, t
     assert completed(["bash", str(job)], env={"PATH": os.environ["PATH"]}).stdout == "warned\n"
 
 
+def requeueing(directory: Path) -> str:
+    """A job to requeue, with its runs in `directory`."""
+    return f"script: train.py\nlogs: {{dir: {directory}}}\nrestarts: {{requeue: 2}}\n"
+
+
+def failed(directory: Path, cause: Cause) -> State:
+    """The state of such a job as Slurm's job 17, which has ended for this cause."""
+    spec = job_of(requeueing(directory), str(directory / "job.yaml"), submitted=True)
+    allocation = Allocation("slurm", "Slurm", "17", (), queued=True, answers=True)
+    return Job().state._replace(spec=spec._replace(allocation=allocation), verdict=Verdict(cause, 1.0))
+
+
+def test_a_script_requeues_no_job_whose_rank_was_killed(tmp_path: Path) -> None:
+    """Unless distlaunch requeues it: both have the same status."""
+    ask_for_another(failed(tmp_path, Cause("why", 137, 1.0, final=True)), pytest.fail)
+    call = Call(("bash", "-c", "exit 137"))
+    assert run_script(requeueing(tmp_path), call, tmp_path).stdout == ""
+
+
 @pytest.mark.parametrize("shown", ["RUNNING", "TIMEOUT", "STOPPED", "CANCELLED"])
 def test_requeues_no_cancelled_job(shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm may not show it yet that `distlaunch stop` has cancelled it."""
@@ -352,12 +370,8 @@ def test_requeues_no_cancelled_job(shown: str, tmp_path: Path, monkeypatch: pyte
     state = shown.replace("STOPPED", "RUNNING")
     program(tmp_path / "scontrol", f'echo "$*" >>{tmp_path}/asked\necho JobState={state} EndTime=2026-01-01')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    text = f"script: train.py\nlogs: {{dir: {tmp_path}}}\nrestarts: {{requeue: 2}}\n"
-    spec = job_of(text, str(tmp_path / "job.yaml"), submitted=True)
-    allocation = Allocation("slurm", "Slurm", "17", (), queued=True, answers=True)
-    failed, said = Verdict(Cause("why", 1, 1.0), 1.0), list[str]()
-    job = Job().state._replace(spec=spec._replace(allocation=allocation), verdict=failed)
-    ask_for_another(job, said.append)
+    said = list[str]()
+    ask_for_another(failed(tmp_path, Cause("why", 1, 1.0)), said.append)
     asked = (tmp_path / "asked").read_text().splitlines()
     requeued = "requeue 17" in asked
     told = "requeueing Slurm job 17, 1 of 2" if requeued else "not requeueing Slurm job 17: it was cancelled"
@@ -367,9 +381,7 @@ def test_requeues_no_cancelled_job(shown: str, tmp_path: Path, monkeypatch: pyte
 def test_a_task_of_an_array_is_requeued_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the tasks has the array's ID as its job ID."""
     task = {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"}
-    script = run_script(
-        "script: train.py\nrestarts: {requeue: 1}\n", Call(("bash", "-c", KILL)), tmp_path, **task
-    )
+    script = run_script(requeueing(tmp_path), Call(("bash", "-c", KILL)), tmp_path, **task)
     assert script.stdout == "scontrol requeue 17_3\n"
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     program(tmp_path / "scontrol", f'echo "$*" >>{tmp_path}/asked')
