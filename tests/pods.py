@@ -35,7 +35,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 class Cluster:
-    """The pods of a workload; each has a directory of its own, and `directory` is the image's."""
+    """The pods of a workload; each has a directory of its own, and `directory` is for their files."""
 
     def __init__(self, manifests: list[Manifest], directory: Path, stack: contextlib.ExitStack) -> None:
         bundle, *_, self.workload = manifests
@@ -60,7 +60,7 @@ class Cluster:
         for there, place in here.items():
             argv = [word.replace(there, place) for word in argv]
         env = {"PATH": os.environ["PATH"], "TMPDIR": str(own), "HOME": str(own), **given}
-        cwd = self.container.get("workingDir", self.directory)
+        cwd = self.container.get("workingDir", "/")
         pod = Going(self.directory, argv, cwd=cwd, env=env)
         self.stack.callback(pod.kill)
         return pod

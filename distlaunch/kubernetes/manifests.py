@@ -143,7 +143,10 @@ def _container(pods: Pods) -> Manifest:
 
 def command(pods: Pods) -> list[str]:
     """Return the command that unpacks and execs the launcher, with the ranks' interpreter."""
-    return [pods.spec.program.python or "python3", "-c", _BOOT]
+    workdir = pods.spec.program.workdir
+    # A TrainJob has no field for the working directory.
+    enter = f"import os; os.chdir({workdir!r})\n" if pods.kind == "trainjob" and workdir != "." else ""
+    return [pods.spec.program.python or "python3", "-c", unexpanded(enter + _BOOT)]
 
 
 def args(pods: Pods) -> list[str]:
