@@ -272,10 +272,15 @@ def _merged_value(base: Any, more: Any) -> Any:
         return merged(base, more)
     if not (_is_named(base) and _is_named(more)):
         return more
-    known = {each["name"]: each for each in base}
+    known = {_key(each): each for each in base}
     for each in more:
-        known[each["name"]] = merged(known.get(each["name"], {}), each)
+        known[_key(each)] = merged(known.get(_key(each), {}), each)
     return list(known.values())
+
+
+def _key(each: Mapping[str, Any]) -> Any:
+    """Return the key by which Kubernetes merges lists: a volume can be mounted at several paths."""
+    return each.get("mountPath", each["name"])
 
 
 def _is_named(value: Any) -> bool:

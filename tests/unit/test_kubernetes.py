@@ -300,6 +300,8 @@ def test_extra_is_merged_deeply() -> None:
 def test_lists_are_merged_by_name_or_replaced() -> None:
     old = {"a": [{"name": "x", "v": 1}]}
     assert merged(old, {"a": [{"name": "y"}]}) == {"a": [*old["a"], {"name": "y"}]}
+    mounted = {"a": [{"name": "x", "mountPath": "/m"}, {"name": "x", "mountPath": "/n"}]}  # one volume
+    assert merged({"a": []}, mounted) == merged(mounted, mounted) == mounted
     for more in ({"a": [3]}, {"a": [{"name": "x", "v": 2}]}, {"a": None}):
         assert merged(old, more) == more
 
