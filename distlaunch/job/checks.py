@@ -371,6 +371,12 @@ def _container(reading: Reading, spec: JobSpec) -> Mistakes:
     for i, mount in enumerate(reading.section("container").get("mounts", ())):
         if mount.count(":") > 2:
             yield f"container.mounts[{i}]", f"expected PATH:PATH_INSIDE:ro at most, got {mount!r}"
+    for name, value in container.env.items():
+        if "\n" in (value or ""):  # the shell on the node reads the command as one line
+            yield (
+                f"container.env.{name}",
+                "it can't contain newlines; if only the ranks need it, move it to env",
+            )
 
 
 OF_SPEC = (

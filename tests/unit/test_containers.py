@@ -92,6 +92,7 @@ def test_expands_a_home_on_the_node() -> None:
         ),
         ("image: i, mounts: ['/a:/b:ro:z']", "expected PATH:PATH_INSIDE:ro at most"),
         ("image: i, volumes: [/a]", "mounts"),
+        (r'image: i, env: {A: "b\nc"}', "container.env.A: it can't contain newlines"),
     ],
 )
 def test_refuses_mistakes_in_the_container_section(section: str, told: str, problems: Problems) -> None:
