@@ -34,6 +34,7 @@ _LEFT_OUT = {
     "logs.watch": "`distlaunch view` can't see runs in pods",
     "restarts.backoff": "ranks restart immediately",
     "restarts.window": "restarts.max limits the whole run",
+    "logs.limit": _NO_FLAG,
     "checks": _NO_FLAG,
     "collect": _NO_CONTROLLER,
     **dict.fromkeys(("sync", "files", "setup"), "the code is in the image, or on a volume"),

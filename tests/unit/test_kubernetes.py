@@ -395,6 +395,7 @@ FLAG = "is left out: `distlaunch torchrun`, which the pods run, has no flag for 
         "cpu_binding: cores": "cpu_binding is left out: torchrun binds only by NUMA node; use numa_binding",
         "timeouts: {stall: 1m}": f"timeouts.stall {FLAG}",
         "restarts: {max: 1, on: [oom]}": f"restarts.on {FLAG}",
+        "logs: {limit: 1GB}": f"logs.limit {FLAG}",
         "restarts: {max: 1, window: 1d}": "restarts.window is left out: restarts.max limits the whole run",
         "logs: {console: rank0}": "logs.console is left out: `kubectl logs` shows what all ranks of a pod …",
         "on_warning: USR1": "on_warning is left out: ranks get the SIGTERM that Kubernetes sends",
