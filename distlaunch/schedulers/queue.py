@@ -144,8 +144,12 @@ def pause_for_another_wish() -> None:
 
 
 def user_name() -> str:
-    """Return the name of the user whose jobs to query."""
-    return pwd.getpwuid(os.getuid()).pw_name
+    """Return the name of the user whose jobs to query. Raises `DistlaunchError`."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        text = f"can't query the queue: this host has no user name for UID {os.getuid()}"
+        raise DistlaunchError(f"{text}; try another login node") from None
 
 
 def read_hosts(listing: str | tuple[str, ...], title: str) -> str:

@@ -269,6 +269,13 @@ def test_the_reason_for_a_jobs_state_is_shown(queued: Queued, words: str, stage:
     assert (queued.words, queued.stage) == (words, stage)
 
 
+@pytest.mark.parametrize("name", ["slurm", "grid-engine"])
+def test_a_user_without_a_name_has_no_jobs_to_look_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getuid", lambda: 2**32 - 2)
+    with pytest.raises(DistlaunchError, match="this host has no user name for UID 4294967294"):
+        load(name).look(["1", "2"])
+
+
 # Which scheduler, and the parts of its script
 
 
