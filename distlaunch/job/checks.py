@@ -167,11 +167,15 @@ def _hosts(reading: Reading) -> Mistakes:
 def _variables(reading: Reading) -> Mistakes:
     """Refuse variables that distlaunch sets, and null for variables that the caller's environment lacks."""
     around = reading.around
+    by_torch = reading.section("rendezvous").get("backend") == "etcd-v2"
+    own_gpu = reading.checked.get("virtual_local_rank") and not by_torch
     for path, keys in reading.levels():
         for name, value in (keys.get("env") or {}).items():
             if name in RESERVED:
                 own = f", or set {name.lower()} instead" if name.lower() in JOB.fields else ""
                 yield f"{path}env.{name}", f"distlaunch sets {name} for each worker; remove it{own}"
+            elif name == "CUDA_VISIBLE_DEVICES" and own_gpu:
+                yield f"{path}env.{name}", "virtual_local_rank sets it for each worker; remove one of them"
             elif value is None and name not in around.environ and not around.in_image:
                 close = nearest(name, around.environ, 0.8)
                 hint = f"did you mean {close}? Otherwise, " if close else ""

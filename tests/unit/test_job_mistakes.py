@@ -99,6 +99,7 @@ MISTAKES = {
     "env: {RANK: 0}": "2:13: env.RANK: distlaunch sets RANK for each worker; remove it",
     "env: {MASTER_PORT: 1}": "2:20: env.MASTER_PORT: distlaunch sets …, or set master_port instead",
     "nodes: [{host: a, env: {MASTER_ADDR: b}}]": "2:38: nodes[0].env.MASTER_ADDR: distlaunch sets …",
+    "env: {CUDA_VISIBLE_DEVICES: '4,5'}\nvirtual_local_rank: true": "2:29: env.CUDA_VISIBLE_DEVICES: …",
     "rendezvous: {endpoint: 'a:0'}": "2:24: rendezvous.endpoint: port 0 is not in the range 1 to 65535; …",
     "nodes: [-oProxyCommand=x]": "2:9: nodes[0]: a host name can't begin with a dash",
     "nodes: ['g[3-1]']": '2:9: nodes[0]: "[3-1]" counts down; write the smaller number first',
