@@ -300,12 +300,15 @@ def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
 
 
 def _stdin(reading: Reading, spec: JobSpec) -> Mistakes:
-    if spec.stdin != "none" and spec.nodes and (spec.container or not spec.nodes[0].local):
+    elsewhere = [node for node in (spec.pool if spec.elastic else spec.nodes[:1]) if not node.local]
+    if spec.stdin != "none" and spec.nodes and (spec.container or elsewhere):
         first = "list this machine first in nodes, as localhost, or have rank 0 read a file"
         every = "to run all ranks here, add --set nodes=1 --set launcher=local"
         what = f"rank 0 must run on this machine, without ssh, srun or a container: {first}; {every}"
+        moves = "a restart can move rank 0 to another machine: remove min_nodes and spares, or this key"
         queued = "a job in a queue has no input: have rank 0 read a file, or remove this key"
-        yield "stdin", queued if reading.around.submitted else what
+        why = moves if spec.nodes[0].local and not spec.container else what
+        yield "stdin", queued if reading.around.submitted else why
 
 
 def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:

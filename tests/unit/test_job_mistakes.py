@@ -107,6 +107,7 @@ MISTAKES = {
     "rendezvous: none\ntimeouts: {join: 5s}": "3:18: timeouts.join: has no effect with rendezvous: none…",
     "rendezvous: nothing": '2:13: rendezvous: expected "static", "c10d", "etcd-v2" or "none"…',
     "nodes: [a]\nstdin: rank 0": "3:8: stdin: rank 0 must run on this machine, without ssh, …",
+    "nodes: [localhost]\nspares: [a]\nstdin: rank 0": "4:8: stdin: a restart can move rank 0 to another …",
     "nodes: 2\nlauncher: ssh": "3:11: launcher: ssh needs host names: list the hosts in nodes",
     "nodes: 2\nlauncher: ssh\nslurm: {}": "3:11: launcher: ssh needs host names: a scheduler assigns …",
     "nodes: [a]\nhostfile: hosts": "3:11: hostfile: set nodes or hostfile, not both …",
