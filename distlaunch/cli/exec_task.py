@@ -99,6 +99,8 @@ def job_of(task: Task, argv: list[str], arrival: Arrival) -> "JobSpec":
         ),
         logs=job.Logs(directory, temporary=True, torchrun=job.TorchrunLogs(), spares=tuple(spares)),
         rendezvous=job.RendezvousSpec(id=task.step),
+        # Only `distlaunch run` with mpirun passes it on. GPUs decide between the other backends.
+        backend="mpi" if os.environ.get("DISTLAUNCH_BACKEND") == "mpi" else "auto",
         source="the command line",
         invocation=job.Invocation(placeholders=False, shares_stdio=True, earlier=earlier),
     )

@@ -25,8 +25,10 @@ from distlaunch.wording import counted, listed
 Mistakes = Iterator[tuple[str, str]]
 _NOT_WITH_MPIRUN = (
     *("numa_binding", "cpu_binding", "spares", "min_nodes", "container"),
-    *("virtual_local_rank", "success", "sync", "collect"),
+    *("virtual_local_rank", "success", "sync", "collect", "role", "on_stall"),
 )
+_OF_EXEC = ("timeouts.join", "timeouts.stall", "rendezvous.id")
+"""Keys for which `distlaunch exec`, which mpirun runs, has its own values."""
 _NOT_WITH_ETCD = ("master_addr", "master_port", "numa_binding", "cpu_binding", "success")
 
 
@@ -290,7 +292,7 @@ def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
     if spec.rendezvous.etcd:
         key = "mpirun" if "mpirun" in reading.checked else "launcher"
         yield key, "mpirun and torch's own agents (etcd-v2) can't both start the ranks: remove one of them"
-    for key in _in_use(reading, _NOT_WITH_MPIRUN):
+    for key in (*_in_use(reading, _NOT_WITH_MPIRUN), *(key for key in _OF_EXEC if key in reading.places)):
         yield key, "can't be combined with mpirun, which places and starts the ranks; remove one of them"
     for path, node in reading.listed():
         for key in {*node} & {"python", "workdir", "env", "args", "script", "role"}:

@@ -60,7 +60,10 @@ def program_flag(program: Program) -> list[str]:
     return {"module": ["--module"], "command": ["--no-python"], "script": []}[program.kind]
 
 
-_PASSED_ON = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "DISTLAUNCH_JOB_ID")
+_PASSED_ON = (
+    *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
+    *("DISTLAUNCH_JOB_ID", "DISTLAUNCH_BACKEND"),
+)
 _DEFAULTS = {
     # Running as root is the user's decision.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",

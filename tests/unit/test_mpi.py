@@ -45,12 +45,22 @@ def test_mpirun_gets_only_names_of_variables_and_ssh_config() -> None:
     assert env["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-F /etc/ours"
 
 
+def test_ranks_get_the_mpi_backend_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = planned(f"{TWO}backend: mpi").program.env["OMPI_MCA_mca_base_env_list"]
+    assert "DISTLAUNCH_BACKEND" in exported.text.split(";")
+    monkeypatch.setenv("DISTLAUNCH_BACKEND", "mpi")
+    task = mpi_task(open_mpi(0, 2, 0, 2, 1))
+    assert task and task_environment(task, {}, ("a", 1))["DISTLAUNCH_BACKEND"] == "mpi"
+
+
 DECIDED = [
     ("script: t.py\nlauncher: mpirun\nnodes: [a, b]", "set procs_per_node or gpus_per_node"),
     (f"{TWO}args: ['{{rank}}']", "mpirun chooses {rank}: have the script read RANK"),
     (f"{TWO}env: {{A: '{{hosts}}'}}", "env.A: mpirun chooses {hosts}: write the names of the hosts"),
     (f"{TWO}spares: [c]", "spares: can't be combined with mpirun"),
     (f"{TWO}container: {{image: x}}", "container: can't be combined with mpirun"),
+    (f"{TWO}on_stall: stop", "on_stall: can't be combined with mpirun"),
+    (f"{TWO}timeouts: {{join: 1m}}", "timeouts.join: can't be combined with mpirun"),
     ("script: t.py\nlauncher: mpirun\nnodes: [{host: a, env: {A: b}}]", "remove env here, or move it"),
 ]
 
@@ -62,7 +72,7 @@ def test_refuses_keys_that_mpirun_decides(text: str, words: str) -> None:
 
 
 def test_accepts_defaults_of_keys_that_mpirun_decides() -> None:
-    assert planned(f"{TWO}success: all\nsync: false\nnuma_binding: none\nspares: []").mpirun.hosts
+    assert planned(f"{TWO}success: all\nsync: false\nspares: []\nrole: default").mpirun.hosts
 
 
 HOST = "7.0;tcp://10.0.0.1,192.168.0.1:4000;tcp6://[fd00::2]:4001"
