@@ -298,6 +298,10 @@ def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
         for key in {*node} & {"python", "workdir", "env", "args", "script", "role"}:
             advice = f"remove {key} here, or move it to the top level"
             yield f"{path}.{key}", f"mpirun starts the same command everywhere: {advice}"
+    program = spec.program
+    for key, word in (("python", program.python), (program.kind, program.words[0])):
+        if (word or "").startswith("~"):
+            yield key, "mpirun doesn't expand ~: write the full path"
     yield from _unfilled(reading, "mpirun chooses {%s}")
 
 

@@ -59,6 +59,8 @@ DECIDED = [
     (f"{TWO}env: {{A: '{{hosts}}'}}", "env.A: mpirun chooses {hosts}: write the names of the hosts"),
     (f"{TWO}spares: [c]", "spares: can't be combined with mpirun"),
     (f"{TWO}container: {{image: x}}", "container: can't be combined with mpirun"),
+    (TWO.replace("t.py", "~/t.py"), "script: mpirun doesn't expand ~"),
+    (f"{TWO}python: ~/venv/bin/python", "python: mpirun doesn't expand ~"),
     (f"{TWO}on_stall: stop", "on_stall: can't be combined with mpirun"),
     (f"{TWO}timeouts: {{join: 1m}}", "timeouts.join: can't be combined with mpirun"),
     ("script: t.py\nlauncher: mpirun\nnodes: [{host: a, env: {A: b}}]", "remove env here, or move it"),
