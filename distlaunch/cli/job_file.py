@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.errors import UsageError, reason
+from distlaunch.errors import Problem, UsageError, reason
 from distlaunch.job.build import build_spec
 from distlaunch.job.document import (
+    VERBATIM,
     Entries,
     Items,
     Place,
@@ -48,6 +49,15 @@ class Typed(Frozen):
     save: str | None = None
 
 
+class _Spelled(Tree):
+    """A job to be saved. In arguments and variables, `0.10` and `yes` must keep their spelling."""
+
+    def _plain(self, value: Value, path: str, problems: list[Problem]) -> Any:
+        if isinstance(value, Scalar) and isinstance(value.value, int | float):
+            return VERBATIM + value.text
+        return super()._plain(value, path, problems)
+
+
 def load_job(
     path: str | None, overrides: Sequence[str] = (), extra_args: Sequence[str] = (), more: Typed | None = None
 ) -> JobSpec:
@@ -58,7 +68,7 @@ def load_job(
     """
     spec, document, directory = load_document(path, overrides, extra_args, typed := more or Typed())
     if typed.save is not None:
-        keys = Tree().check(document, "", [])
+        keys = _Spelled().check(document, "", [])
         write_new("--save", typed.save, job_text(keys, (), job_keys(keys).fields), directory)
     return spec
 

@@ -77,6 +77,14 @@ def test_a_line_is_the_same_as_a_job_file(here: Path, path: str | None, typed: T
     assert load_job("saved.yaml")._replace(**paths) == file
 
 
+def test_a_saved_job_keeps_the_spelling_of_arguments_and_variables(here: Path) -> None:
+    words = "args: [yes, 0.10, 007, 12:30, 1_000, 'no']\nenv: {DEBUG: on, V: 1.20, N: -.inf}"
+    (here / "job.yaml").write_text(f"script: t.py\nnodes: 2\n{words}")
+    given = load_job("job.yaml", ["args[5]=off"], ["--x"], Typed(save="saved.yaml"))
+    saved = load_job("saved.yaml")
+    assert (saved.program, len(saved.nodes)) == (given.program, 2)
+
+
 def test_a_piped_job_is_saved_in_the_current_directory(here: Path) -> None:
     read, write = os.pipe()
     os.write(write, b"script: t.py")
