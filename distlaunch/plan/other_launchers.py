@@ -5,6 +5,8 @@ mpirun, the only worker of the job is mpirun on the first node. mpirun reaches t
 `distlaunch exec` as each rank. These ranks join an ordinary run at the job's MASTER_ADDR and MASTER_PORT.
 """
 
+import re
+
 from distlaunch.contract import Rendezvous
 from distlaunch.job.spec import FOREVER_S, EnvValue, JobSpec, NodeSpec, Program
 from distlaunch.job.text import literal
@@ -58,6 +60,11 @@ def workers_flags(spec: JobSpec, program: Program) -> list[str]:
 def program_flag(program: Program) -> list[str]:
     """Return the torchrun flag for a program other than a script."""
     return {"module": ["--module"], "command": ["--no-python"], "script": []}[program.kind]
+
+
+def torch_literal(text: str) -> str:
+    """Escape an argument for torch's agents, which fill in `${local_rank}` and replace `$$` with `$`."""
+    return re.sub(r"\$(?=\$|\{*local_rank\b)", "$$", text)  # `fill`, which removes braces, comes later
 
 
 _PASSED_ON = (

@@ -1,13 +1,12 @@
 """Plans as shell or torchrun commands that work without distlaunch."""
 
-import re
 from collections.abc import Collection, Mapping
 from shlex import quote
 
 from distlaunch.contract import Rendezvous
 from distlaunch.job.spec import Env, JobSpec, Program
 from distlaunch.job.text import fill
-from distlaunch.plan.other_launchers import agent_flags, program_flag, workers_flags
+from distlaunch.plan.other_launchers import agent_flags, program_flag, torch_literal, workers_flags
 from distlaunch.plan.placement import LaunchPlan, NodePlan, NodeRank
 from distlaunch.plan.workers import WorkerPlan, common, program_word
 
@@ -120,9 +119,8 @@ def _torchrun_line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str
 
 
 def torch_argument(text: str) -> str:
-    """Return an argument escaped for torchrun, which fills in `${local_rank}` and replaces `$$` with `$`."""
-    filled = fill(text, {"local_rank": "\0"}.get)
-    return re.sub(r"\$(?=\$|\{?local_rank\b)", "$$", filled).replace("\0", "${local_rank}")
+    """Return an argument for torchrun, which fills in `${local_rank}`."""
+    return torch_literal(fill(text, {"local_rank": "\0"}.get)).replace("\0", "${local_rank}")
 
 
 def _flags(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> list[str]:

@@ -186,7 +186,7 @@ def _torch_agent(
     return WorkerPlan(
         rank=node.first_rank,
         local_rank=0,
-        argv=(*launcher, program_word(node), *node.program.arguments),
+        argv=(*launcher, program_word(node), *map(other_launchers.torch_literal, node.program.arguments)),
         contract={"DISTLAUNCH_BACKEND": meeting.backend},  # torch sets the others
         env=node.program.env,
         defaults=contract.defaults(ranks, interface, plan.backend),

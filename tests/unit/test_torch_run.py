@@ -1,6 +1,7 @@
 """Torch's own agents as the workers of nodes: command lines, refused jobs, attempts, and their errors."""
 
 import re
+from string import Template
 
 import pytest
 
@@ -43,6 +44,13 @@ def test_the_command_line_of_torchs_agent() -> None:
         *("--rdzv-conf=join_timeout=120", "--max-restarts=0", "--local-addr=10.0.0.2"),
         *("--", "/project/t.py", "--mo=3", "{rank}"),
     ]
+
+
+def test_torchs_agents_pass_on_arguments_as_they_were_written() -> None:
+    command = "command: [bash, -c, 'echo $$ $A ${local_rank} $local_rank', '${{local_rank}}']"
+    words = argv_of(plan_of(ETCD, ABC, script=command), 0)[-2:]
+    passed_on = [Template(word).safe_substitute(local_rank="0") for word in words]  # as torch does
+    assert passed_on == ["echo $$ $A ${local_rank} $local_rank", "${local_rank}"]
 
 
 KEYS = [
