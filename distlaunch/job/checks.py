@@ -65,7 +65,8 @@ def _program(reading: Reading) -> Mistakes:
     given = [key for key in ("script", "module", "command") if key in reading.checked]
     misspelled = any(nearest(key, ("script", "module", "command")) for key in reading.refused)
     scripts = [node.get("script") for _, node in reading.listed()]
-    if len(given) != 1 and (given or not (misspelled or (scripts and all(scripts)))):
+    of_nodes = isinstance(reading.checked.get("nodes"), tuple) and all(scripts)
+    if len(given) != 1 and (given or not (misspelled or of_nodes)):
         got = " and ".join(given) or "none"
         typed = [bool(reading.places[key].typed) for key in given]
         old = given[typed.index(False)] if {*typed} == {True, False} else ""

@@ -101,8 +101,10 @@ def test_the_job_needs_no_script_if_every_node_has_one() -> None:
     nodes = "nodes: [{host: a, script: ps.py}, {host: b%s}]"
     plan = make_plan(spec_of(nodes % ", script: w.py"), {0: Facts("py", 0), 1: Facts("py", 0)}, "a")
     assert [worker.argv[-1] for worker in all_workers(plan)] == ["/project/ps.py", "/project/w.py"]
-    with pytest.raises(JobError, match="set one of script, module or command; got none"):
-        spec_of(nodes % "")
+    spares = nodes.replace("nodes", "spares") % ", script: w.py"
+    for text in (nodes % "", spares, f"nodes: 1\n{spares}"):
+        with pytest.raises(JobError, match="set one of script, module or command; got none"):
+            spec_of(text)
 
 
 # Backends and GPUs
