@@ -394,7 +394,7 @@ def _container(reading: Reading, spec: JobSpec) -> Mistakes:
 
 
 OF_SPEC = (
-    *(_repeated, _master, _launcher, _mpi, _stdin, _numbers, _collect, _restarts, _allocated, _volumes),
+    *(_numbers, _repeated, _master, _launcher, _mpi, _stdin, _collect, _restarts, _allocated, _volumes),
     _container,
 )
 """Checks of the job, once its hosts and endpoint are known."""

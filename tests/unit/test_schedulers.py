@@ -215,6 +215,8 @@ def test_a_job_may_use_part_of_an_allocation(job: Load) -> None:
     assert len(spec.nodes) == 1
     with pytest.raises(JobError, match=r"the job requests 3 nodes, but PBS job 88\.pbs has 2 nodes"):
         job("nodes: 3", PBS, PBS_NODEFILE)
+    with pytest.raises(JobError, match="spares: rest means the other nodes of an allocation: set nodes"):
+        job("spares: rest", PBS, PBS_NODEFILE)
 
 
 def test_launcher_overrides_the_allocation(job: Load) -> None:
