@@ -160,7 +160,7 @@ RESTARTS = Record(
         "most",
     ),
     backoff=Field(Duration(), "Delay before the second restart in a row; doubles with each further restart."),
-    window=Field(Duration(), "The period in which at most restarts.max restarts may happen."),
+    window=Field(Duration(least_s=1), "The period in which at most restarts.max restarts may happen."),
     requeue=Field(
         Integer(0, 10000),
         "How many times Slurm may requeue the job: after a failure when no restarts are left, at the time "

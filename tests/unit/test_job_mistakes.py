@@ -105,6 +105,7 @@ MISTAKES = {
     "nodes: ['g[3-1]']": '2:9: nodes[0]: "[3-1]" counts down; write the smaller number first',
     "nodes: [a, b]\nmaster_addr: b": "3:14: master_addr: rank 0 runs on the first node, a, …; list b first…",
     "rendezvous: none\ntimeouts: {join: 5s}": "3:18: timeouts.join: has no effect with rendezvous: none…",
+    "restarts: {max: 2, window: 0s}": "2:28: restarts.window: expected a duration ≥ 1s such as…",
     "rendezvous: nothing": '2:13: rendezvous: expected "static", "c10d", "etcd-v2" or "none"…',
     "nodes: [a]\nstdin: rank 0": "3:8: stdin: rank 0 must run on this machine, without ssh, …",
     "nodes: [localhost]\nspares: [a]\nstdin: rank 0": "4:8: stdin: a restart can move rank 0 to another …",
