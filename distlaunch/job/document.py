@@ -231,8 +231,8 @@ def program_keys(text: str) -> dict[str, str]:
 
 # Writing
 
-VERBATIM = "\0"
-"""The beginning of a text to write without quotes, such as 0.10. No other text contains NUL."""
+VERBATIM = "\ud800"
+"""The beginning of a text to write without quotes, such as 0.10. No text that was decoded contains it."""
 WIDTH = 100
 """Maximum characters of a list or map written on one line. A longer one gets a line for each item."""
 
@@ -270,7 +270,7 @@ def flow_text(data: Data) -> str:
     """Return YAML on a single line, like JSON with fewer quotes."""
 
     def quoted(found: re.Match[str]) -> str:
-        plain = found[1].removeprefix(r"\u0000")  # VERBATIM
+        plain = found[1].removeprefix(VERBATIM)
         return plain if plain != found[1] or _PLAIN.fullmatch(plain) else _escaped(found[0])
 
     return re.sub(r'"((?:[^"\\]|\\.)*)"', quoted, json.dumps(data, ensure_ascii=False))
