@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.agent.wire import LEASE_S
+from distlaunch.agent.wire import HEARTBEATS, LEASE_S
 from distlaunch.errors import JobError
 from distlaunch.job.document import Place
 from distlaunch.job.text import path_in, placeholders_in
@@ -162,6 +162,11 @@ class Limits(Frozen):
     setup_s: float = 3600.0
     on_stall: OnStall = "warn"
     on_warning: OnWarning = "TERM"
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Return the seconds between heartbeats. Until its workers start, an agent has the default lease."""
+        return min(self.lease_s, LEASE_S) / HEARTBEATS
 
 
 MAX_GPUS = 4096

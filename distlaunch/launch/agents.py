@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from distlaunch.agent import messages
-from distlaunch.agent.wire import CONTROL, HEARTBEATS, OUTPUT, Frame, ProtocolError
+from distlaunch.agent.wire import CONTROL, OUTPUT, Frame, ProtocolError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.link import Links
 from distlaunch.launch.opening import open_links
@@ -52,7 +52,7 @@ class Agents:
         self._expected: tuple[type, ...] = ()
         self._printed: dict[Place, bytearray] = {}
         self._ends: dict[Place, Any] = {}
-        self._heartbeat_s = spec.limits.lease_s / HEARTBEATS
+        self._heartbeat_s = spec.limits.heartbeat_s
         self._next_heartbeat = time.monotonic() + self._heartbeat_s
         self.failures: dict[int, LinkFailure] = {}
         self._facts: dict[int, Facts] = {}

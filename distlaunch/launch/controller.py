@@ -35,8 +35,8 @@ from distlaunch.supervisor.summary import Summary
 # scheduler for the reason. SIGTERM is blocked until the shell ignores it. The shell's children inherit that.
 _UNSTOPPED = ("/bin/sh", "-c", 'trap "" TERM; exec "$@"', "sh")
 MISSED = 3.5
-"""Unanswered heartbeats before a node counts as lost, unless its transport detects dead connections, as ssh
-does."""
+"""Unanswered heartbeats of a lease before a node counts as lost, unless its transport detects dead
+connections, as ssh does."""
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """A clock that keeps running while the machine is suspended."""
 WATCH_S = 4.0
@@ -63,7 +63,7 @@ class Controller:
         # Seconds to add to a node's monotonic time to get this run's time
         self._clock_offsets: dict[int, float] = {}
         self._lease_s = start.spec.limits.lease_s
-        self._heartbeat_s = self._lease_s / wire.HEARTBEATS
+        self._heartbeat_s = start.spec.limits.heartbeat_s
         self._next_heartbeat = self._now() + self._heartbeat_s
         self._next_watch = 0.0
         self._awake_at = time.clock_gettime(CLOCK)
@@ -130,7 +130,7 @@ class Controller:
             self._next_heartbeat = now + self._heartbeat_s
             for node in self._links.beat():
                 reach = self._spec.pool[node].reach
-                most_s = self._lease_s if reach.keeps_alive else MISSED * self._heartbeat_s
+                most_s = self._lease_s if reach.keeps_alive else MISSED * self._lease_s / wire.HEARTBEATS
                 # Not `now`: this process couldn't receive anything while it was suspended.
                 if due - self._last_frame.get(node, due) > most_s:
                     key = self._spec.key_words(f"timeouts.lease is {self._lease_s:g} s")

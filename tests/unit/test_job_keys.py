@@ -17,7 +17,7 @@ from distlaunch.supervisor.ranks import unstarted_advice
 from distlaunch.transports.container import Container
 from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import Command, Local
-from tests.unit.samples import Load, Problems, found_at
+from tests.unit.samples import Load, Problems, found_at, spec_of
 
 ETCD, TSH = "backend: etcd-v2, endpoint: 'e:1'", "command: [tsh, '{host}']"
 PODMAN, MOUNTS = Container("i", "podman", before=("-r",)), ("/a", "{here}/b:/c", "~/d")
@@ -298,6 +298,11 @@ def test_a_documented_default_can_be_written_out(load: Load, key: str) -> None:
     present = needed or section in ("restarts", "slurm", "sync")
     plain = load(f"script: x\n{f'{section}: {{{needed}}}' if present else ''}")
     assert spec._replace(places={}) == plain._replace(places={})
+
+
+@pytest.mark.parametrize(("lease", "interval_s"), [("3s", 0.5), ("30s", 5.0), ("10m", 5.0)])
+def test_heartbeats_keep_alive_agents_that_do_not_know_the_lease_yet(lease: str, interval_s: float) -> None:
+    assert spec_of(f"script: t.py\ntimeouts: {{lease: {lease}}}").limits.heartbeat_s == interval_s
 
 
 @pytest.mark.parametrize("off", ["none", "null", "~"])
