@@ -30,6 +30,7 @@ from distlaunch.supervisor.state import Phase, State
 from distlaunch.supervisor.step import begin, step
 from distlaunch.supervisor.stopping import collect_of
 from distlaunch.supervisor.summary import Summary
+from distlaunch.transports.failure import Kind, LinkFailure
 
 # A scheduler may send SIGTERM to all processes of a job at once, including the command that queries the
 # scheduler for the reason. SIGTERM is blocked until the shell ignores it. The shell's children inherit that.
@@ -189,7 +190,11 @@ class Controller:
             return
         scheduler, printed = load(allocation.scheduler), bytearray()
         argv = [*_UNSTOPPED, *scheduler.fate_argv(allocation.job)]
-        command = process.start(argv, os.environ, blocked=(signal.SIGTERM,))
+        try:
+            command = process.start(argv, os.environ, blocked=(signal.SIGTERM,))
+        except OSError:  # no more processes or descriptors
+            self._feed(events.AllocationReported(None))
+            return
 
         def receive() -> None:
             piece = os.read(command.stdout, 1 << 16)
@@ -218,10 +223,12 @@ class Controller:
 
     def _connect(self, node: int) -> None:
         """Open a link to a node, and discard data from the node's earlier agents."""
-        link = self._open(node)
         for known in (self._last_frame, self._clock_offsets):
             known.pop(node, None)  # from an earlier agent
-        self._links.add(node, link)
+        try:
+            self._links.add(node, self._open(node))
+        except DistlaunchError as error:  # the job may not need this node again
+            self._feed(events.LinkEnded(node, LinkFailure(Kind.UNSTARTED, str(error))))
 
     def _take(self, frame: wire.Frame) -> None:
         """Handle a frame from an agent, according to its kind. Most reports become events.

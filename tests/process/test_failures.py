@@ -24,6 +24,7 @@ from tests.harness import (
     distlaunch_argv,
     kill,
     open_gate,
+    program,
     running,
     wait_gone,
     wait_until,
@@ -221,6 +222,22 @@ def test_waits_for_a_slow_connection(tmp_path: Path) -> None:
     with running(write_job(tmp_path, "print('here')", job)) as run:
         assert run.wait() == 0, run.stderr
         assert run.stdout == "[far:0] here\n"
+
+
+def test_a_transport_that_cannot_be_started_again_costs_only_its_node(tmp_path: Path) -> None:
+    for node in "ab":
+        program(tmp_path / f"reach-{node}", 'exec "$@"')
+    launcher = json.dumps({"command": [f"{tmp_path}/reach-{{host}}"]})
+    job = f"{ONE}nodes: [a, b]\nmaster_addr: 192.0.2.1\nlauncher: {launcher}\n"
+    job += "restarts: {max: 1}\nmin_nodes: 1\ntimeouts: {rejoin: 1s, stop: 100ms}\n"
+    worker = sleeper("import os; os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' or exit()")
+    with running(write_job(tmp_path, worker, job)) as run:
+        pids = run.wait_ready(2)
+        (tmp_path / "reach-b").unlink()
+        kill(parent_of(parent_of(pids[1])))
+        assert run.wait() == 0, run.stderr
+        words = {event["failure"]["words"] for event in run.events("LinkEnded") if event["node"] == 1}
+        assert f"can't start {tmp_path}/reach-b: No such file or directory" in words
 
 
 NO_SCRIPT = "/no.py: No such file or directory; a relative script is looked for in the node's workdir"
