@@ -68,9 +68,9 @@ class Signals(Interrupts):
 
     def __enter__(self) -> "Signals":
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            self.watched.discard(signal.SIGHUP)
         for signum in self.watched:
-            if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
-                continue
             self._before[signum] = signal.signal(signum, lambda *_: None)
         return self
 

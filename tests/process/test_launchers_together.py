@@ -16,7 +16,7 @@ from distlaunch.errors import Exit
 from tests.harness import PATIENCE_S, PRESS_S, all_ended_well, children_of, completed, held, wait_gone
 from tests.process.commands import SLEEPER, adds, sleeper
 from tests.process.launchers import LOST, launcher, launchers, statuses, told, workers
-from tests.process.torchruns import BOTH, MAY_DIFFER, NEEDS_TORCH, TELL, free_port, script
+from tests.process.torchruns import BOTH, MAY_DIFFER, NEEDS_TORCH, OURS, TELL, free_port, script
 
 pytestmark = NEEDS_TORCH
 
@@ -209,6 +209,17 @@ def test_a_signal_to_all_launchers_counts_once_and_a_second_kills(tmp_path: Path
             runs[number].process.send_signal(signal.SIGINT)
         wait_gone(pids, 5.0)
         assert statuses(runs) == [130, 130], told(runs)
+
+
+def test_a_launcher_under_nohup_outlives_its_terminal(place: Path) -> None:
+    port = free_port()
+    with launcher(place, port) as first, launcher(place, port, node=1, argv=["nohup", *OURS]) as second:
+        workers([first, second])
+        for signum in (signal.SIGHUP, signal.SIGTSTP):
+            second.process.send_signal(signum)
+        second.wait_for("can't be suspended")  # pending signals are handled in the order of their numbers
+        second.process.terminate()
+        assert statuses([first, second]) == [143, 143], told([first, second])
 
 
 def test_killed_launchers_can_be_started_again_at_once(place: Path) -> None:
