@@ -12,6 +12,7 @@ from functools import cache
 from importlib.machinery import SourceFileLoader
 
 import distlaunch.agent
+from distlaunch.agent.poller import make_room
 from distlaunch.agent.wire import LEASE_S
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.here import runs_ranks
@@ -28,6 +29,10 @@ if TYPE_CHECKING:  # an early agent starts before the job is read
 
 PYTHON = os.environ.get("DISTLAUNCH_PYTHON", sys.executable)
 """The interpreter to try first on nodes: that of the user's command, even if --on forwards the command."""
+DESCRIPTORS_PER_LINK, RESERVE = 6, 300
+"""Descriptors per link (three pipes, a pidfd, and two more while it is being opened), and for all else."""
+MANY_NODES = 20
+"""Number of nodes at which the usual limit on descriptors may become too low."""
 STEP_NODES = 32
 """Maximum nodes per step."""
 NO_RANKS_HERE = (
@@ -59,6 +64,7 @@ def open_links(
     It can't serve a job whose interpreter, container or stdin requires another agent. Its lease may expire if
     building packages for the nodes takes long. `joined` are the links that nodes' own launchers opened.
     """
+    make_room_for_many(len(spec.pool))
     links = dict(joined or {})
     first = spec.nodes[0]
     fits = (spec.program_of(first).python or PYTHON) == sys.executable and not spec.container
@@ -70,7 +76,17 @@ def open_links(
             links |= dict.fromkeys(group, open_link(spec, *group))
     if early and links[0] is not early:
         early.discard()
+    make_room(DESCRIPTORS_PER_LINK * len(links) + RESERVE)
     return links
+
+
+def make_room_for_many(nodes: int) -> None:
+    """Allow enough descriptors before links to many nodes are opened.
+
+    For few nodes, this waits: an agent on this machine inherits the limit, and gives it to its workers.
+    """
+    if nodes > MANY_NODES:
+        make_room(DESCRIPTORS_PER_LINK * nodes + RESERVE)
 
 
 def open_link(spec: "JobSpec", *indices: int) -> Link:

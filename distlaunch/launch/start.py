@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.needs import digest
-from distlaunch.agent.poller import make_room
 from distlaunch.agent.procfs import boot_id
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.job.spec import Allocation, Earlier, JobSpec
@@ -29,10 +28,6 @@ if TYPE_CHECKING:
     from distlaunch.agent.tree import Store
     from distlaunch.launch.inbound import InboundListener
 
-DESCRIPTORS_PER_LINK, RESERVE = 6, 300
-"""Descriptors per link (three pipes, a pidfd, and two more while it is being opened), and for all else."""
-MANY_NODES = 20
-"""Number of nodes at which the usual limit on descriptors may become too low."""
 NO_ALLOCATION = (
     "launcher: slurm needs an allocation: run this inside salloc or sbatch, or use `distlaunch submit`"
 )
@@ -108,12 +103,8 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
 
         code = record(spec.tree, directory, run_id)
     note_begin(run_id, directory.path, status.controller.host, _ticket(spec, listener))
-    room = DESCRIPTORS_PER_LINK * len(spec.pool) + RESERVE
-    if len(spec.pool) > MANY_NODES:
-        make_room(room)
     joined = {i: link for i in range(len(spec.pool)) if (link := _joined(spec, i, run_id, listener))}
     links = open_links(spec, early, joined)
-    make_room(room)  # not before: an agent on this machine inherits the limit, and gives it to its workers
     # Looking up addresses takes as long as the name server does, so it runs while links are being opened.
     return Start(spec, run_id, directory, status, links, ask_addresses(spec), began, listener, code)
 

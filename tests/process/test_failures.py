@@ -404,6 +404,12 @@ def test_needs_few_descriptors(tmp_path: Path, shell: str, keys: str, ranks: int
     assert "finished" in done.stderr
 
 
+def test_checks_raise_the_limit_on_descriptors_as_runs_do(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(f"{ONE}command: ['true']\nnodes: 25\n")
+    check = shlex.join(distlaunch_argv("check-port", str(tmp_path / "job.yaml")))
+    completed(["bash", "-c", f"ulimit -Sn 80; exec {check}"], 0)
+
+
 @pytest.mark.parametrize("closed", [0, 1, 2])
 def test_runs_with_a_closed_standard_stream(tmp_path: Path, closed: int) -> None:
     job = write_job(tmp_path, "import sys; print('out'); print('err', file=sys.stderr)", ONE)
