@@ -18,7 +18,7 @@ from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.job.text import is_loopback
 from distlaunch.launch.inbound import InboundConnection, InboundListener
 from distlaunch.launch.join import TURN_S, JoinError, Launcher, Prover, Say, Seat, Wait, pause, renumbered
-from distlaunch.launch.opening import NO_RANKS_HERE
+from distlaunch.launch.opening import NO_RANKS_HERE, make_room_for_many
 from distlaunch.schedulers import allocation_in
 from distlaunch.signals import Interrupts
 from distlaunch.transports.gathering import Arrival, Gathering, in_order, ports_for
@@ -56,6 +56,7 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
             return seat  # in a running job; its rank 0 might not be using the endpoint's port
         serves = here or serves or False
     if serves:
+        make_room_for_many(gathering.arrival.nodes[1])
         listener = InboundListener(gathering, prover, say)
         try:
             port = listener.open(gathering.ports)

@@ -81,7 +81,7 @@ def open_links(
 
 
 def make_room_for_many(nodes: int) -> None:
-    """Allow enough descriptors before links to many nodes are opened.
+    """Allow enough descriptors before links to many nodes are opened, or their launchers gather.
 
     For few nodes, this waits: an agent on this machine inherits the limit, and gives it to its workers.
     """

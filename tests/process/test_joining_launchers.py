@@ -374,6 +374,19 @@ def test_closes_and_names_slow_connections_and_starts_in_time(place: Path, port:
         assert {answered(sock) for sock in held} == {b""}
 
 
+def test_more_launchers_may_join_than_the_soft_limit_on_descriptors_allows(place: Path, port: int) -> None:
+    limited = ["bash", "-c", 'ulimit -Sn 40; exec "$@"', "bash", *OURS]
+    with launcher(place, port, "--rdzv-id=7", nodes=60, argv=limited) as first, ExitStack() as stack:
+        first.wait_for("waiting for")
+        for node in range(1, 59):
+            sock = stack.enter_context(closing(connected(port)))
+            sock.settimeout(PATIENCE_S)
+            sock.sendall(MAGIC + line_of({**HELLO, "nodes": [60, 60], "node_rank": node}))
+            assert json.loads(sock.recv(1 << 14))["proves"] == ""
+            sock.sendall(line_of({"proof": ""}))
+            assert json.loads(sock.recv(1 << 14)) == {"proof": ""}
+
+
 # Secrets
 
 
