@@ -103,6 +103,7 @@ def _watch_program(signals: Signals) -> None:
 
 def enter() -> None:
     """Run the requested job, and exit."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the program may ignore it
     try:
         status = main()
     except BaseException:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,12 @@ def test_does_not_try_the_same_exception_a_third_time(tmp_path: Path) -> None:
     assert words in done.stderr
     (summary,) = (tmp_path / "runs").glob("*/summary.json")
     assert [each["kind"] for each in json.loads(summary.read_text())["restarts"]] == ["exception"]
+
+
+def test_the_exit_status_is_known_although_the_shell_ignores_the_ends_of_its_children(tmp_path: Path) -> None:
+    ignore = partial(signal.signal, signal.SIGCHLD, signal.SIG_IGN)
+    done = run_one(tmp_path, "raise SystemExit(3)", status=3, preexec_fn=ignore)
+    assert "Traceback" not in done.stderr
 
 
 def test_a_rank_that_failed_before_it_was_told_to_stop_is_not_called_stopped(tmp_path: Path) -> None:
