@@ -109,7 +109,7 @@ def spawn(spec: WorkerSpec, error_file: str) -> Worker:
     agent = os.getpid()
 
     def become() -> None:
-        for fd in _kept():
+        for fd in _kept if _shared else ():
             os.set_inheritable(fd, True)
         ends = {fd: write for fd, (_, write) in pipes.items()}
         _become_worker(spec, env, {**shared, **ends}, confirm[1], agent)
@@ -129,7 +129,7 @@ def _wide_pipe() -> tuple[int, int]:
 
 
 def forked(become: Callable[[], None], *pipes: tuple[int, int]) -> int:
-    """Fork a child that runs `become`, which never returns. Return the child's PID. Raises OSError.
+    """Fork a child that runs `become`, which should exec. Return the child's PID. Raises OSError.
 
     The child writes to `pipes`. Their read ends stay open in this process, unless fork fails.
     """
@@ -138,7 +138,10 @@ def forked(become: Callable[[], None], *pipes: tuple[int, int]) -> int:
     try:
         pid = os.fork()
         if pid == 0:
-            become()
+            try:
+                become()
+            finally:
+                os._exit(127)
         return pid
     except OSError:
         for read, _ in pipes:
@@ -167,13 +170,10 @@ def start_child(
     os.set_blocking(pipe, False)
 
     def become() -> None:
-        try:
-            begin(agent)
-            os.dup2(write, 1)
-            os.dup2(write, 2)
-            run()
-        finally:
-            os._exit(127)
+        begin(agent)
+        os.dup2(write, 1)
+        os.dup2(write, 2)
+        run()
 
     def receive() -> None:
         data = os.read(pipe, 1 << 16)
@@ -245,8 +245,6 @@ def _become_worker(
         os.write(confirm, ("%s %d" % (stage, error.errno or 0)).encode())
     except ValueError:  # a NUL inside an argument or a variable
         os.write(confirm, ("%s %d" % (stage, errno.EINVAL)).encode())
-    finally:
-        os._exit(127)
 
 
 def _bind(spec: WorkerSpec) -> None:
@@ -345,10 +343,8 @@ def share(*fds: int) -> None:
     _shared.update({fd: os.dup(fd) for fd in fds})
 
 
-def _kept() -> list[int]:
-    """Return the MPI descriptors that a worker inherits if it shares stdin or stdout."""
-    pmi = os.environ.get(wire.SHARED_PMI, "")
-    return [int(pmi)] if _shared and pmi.isdigit() else []
+_kept: list[int] = []
+"""The MPI descriptors that a worker inherits if it shares stdin or stdout."""
 
 
 def close_inherited() -> None:
@@ -356,6 +352,8 @@ def close_inherited() -> None:
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:
             try:
+                if name == os.environ.get(wire.SHARED_PMI) and os.get_inheritable(int(name)):
+                    _kept.append(int(name))
                 os.set_inheritable(int(name), False)
             except OSError:
                 continue

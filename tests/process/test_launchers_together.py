@@ -99,6 +99,14 @@ def test_each_launcher_has_its_role_and_shows_and_keeps_what_its_own_ranks_print
         assert kept[line] == f"attempt_0/{rank % 2}/stdout.log"
 
 
+def test_a_leftover_number_of_mpis_descriptor_means_nothing(tmp_path: Path) -> None:
+    script(tmp_path, "print('here')")
+    start = partial(launcher, tmp_path, free_port(), PMI_FD="99")
+    with start() as first, start(node=1) as second:
+        assert statuses([first, second]) == [0, 0], told([first, second])
+        assert [first.stdout, second.stdout] == ["here\n", "here\n"]
+
+
 # Ends
 
 
