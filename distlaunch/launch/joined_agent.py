@@ -18,7 +18,7 @@ from distlaunch.agent import guardian, messages, scratch, sweep, wire, worker
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.serve import Agent, exit_after
 from distlaunch.contract import ranks_alone
-from distlaunch.errors import Exit
+from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.launch.join import Seat
 from distlaunch.observers.outlet import Outlet
 from distlaunch.wording import NO_SUSPENDING_TORCHRUN
@@ -92,7 +92,16 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     """Serve as a node's agent until the run ends. Return the job's exit status.
 
     With `own_first`, return the status of a rank that failed here, if any. The `signums` are already blocked.
+
+    Raises `DistlaunchError` if the directory for logs can't be created.
     """
+    with suppress(OSError):  # the agent notices that the controller is gone
+        seat.connection.sendall(wire.HELLO_PREFIX + seat.nonce.encode() + b"\n")
+    try:
+        part.logs(seat.run_id, seat.node)
+    except DistlaunchError as error:
+        _report_end(seat, wire.LEFT_EARLY, str(error))
+        raise
     sweep.become_subreaper()
     link, above, directory = seat.connection.fileno(), os.getpid(), scratch.Directory()
     sys.stdout.flush()
@@ -104,11 +113,8 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     directory.remove_left()
     killed = status.exited is None
     ended = wire.NOT_CLEAN if status.unswept else wire.AGENT_DIED if killed else wire.LEFT_EARLY
-    seat.connection.settimeout(5.0)
-    with suppress(OSError):  # the controller may be gone
-        end = {"op": "end", "status": ended, "words": "its agent was killed" if killed else ""}
-        seat.connection.sendall(wire.encode_message(seat.node, end, wire.END))
-        seat.connection.shutdown(socket.SHUT_WR)
+    _report_end(seat, ended, "its agent was killed" if killed else "")
+    with suppress(OSError):
         # mpirun kills all tasks once one has failed, so rank 0's task, the controller, must exit first.
         while own_first and seat.connection.recv(wire.MAX_OUTPUT):
             continue
@@ -120,6 +126,15 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
         part.close()
         return Exit.NODE_LOST
     return status.exited
+
+
+def _report_end(seat: Seat, status: int, words: str) -> None:
+    """Send the last frame: this node's status, as a guardian's exit status, and the reason, if any."""
+    seat.connection.settimeout(5.0)
+    with suppress(OSError):  # the controller may be gone
+        end = {"op": "end", "status": status, "words": words}
+        seat.connection.sendall(wire.encode_message(seat.node, end, wire.END))
+        seat.connection.shutdown(socket.SHUT_WR)
 
 
 def _be_agent(seat: Seat, part: Part, directory: scratch.Directory, above: int, own_first: bool) -> int:
@@ -139,7 +154,7 @@ class _Outbox(Outbox):
     """An outbox that keeps the output of ranks on this node."""
 
     def __init__(self, part: Part, seat: Seat, directory: scratch.Directory) -> None:
-        super().__init__(seat.node, directory, hello=wire.HELLO_PREFIX + seat.nonce.encode() + b"\n")
+        super().__init__(seat.node, directory)
         self._part = part
         self.own_status = 0
         self.stopping = False

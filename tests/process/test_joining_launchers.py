@@ -180,6 +180,15 @@ def test_a_controller_that_cannot_start_the_run_tells_all_launchers(place: Path,
         assert f"the controller can't start the run: {why}" in second.stderr
 
 
+def test_a_launcher_that_cannot_save_output_tells_the_controller_why(place: Path, port: int) -> None:
+    start = partial(launcher, place, port, "--redirects=3")
+    with start() as first, start("--log-dir=/proc/none", node=1) as second:
+        assert statuses([first, second]) == [Exit.UNREACHABLE, Exit.FAILED], told([first, second])
+        for run in (first, second):
+            assert "can't create the run directory in /proc/none: " in run.stderr
+            assert "Traceback" not in run.stderr
+
+
 def test_refuses_one_launcher_too_many(place: Path, port: int) -> None:
     """All come while the controller does not look."""
     connection, table = re.compile(rf"(?m)^ *\d+: \S+ \w+:{port:04X} 01 "), Path("/proc/net/tcp")
