@@ -69,10 +69,11 @@ class Start(Frozen):
 def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListener | None" = None) -> Start:
     """Begin a run of `spec`. `early` is the link that `open_early` has opened for the run.
 
-    After some checks on this machine, create the run directory, list the run for other commands, and begin
-    to open the links. Nodes with their own launchers have joined, or will join, through the `listener`.
+    After some checks on this machine, create the run directory, begin to open the links, and list the run for
+    other commands. Nodes with their own launchers have joined, or will join, through the `listener`.
 
-    Raises `DistlaunchError` if the run directory can't be created, or if notifications can't be sent.
+    Raises `DistlaunchError` if the run directory can't be created, notifications can't be sent, or a
+    transport can't be started.
     """
     check_allocation(spec)
     if spec.mpirun.argv:
@@ -94,17 +95,21 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
     controller, now = ControllerProcess(os.uname().nodename, os.getpid(), boot_id()), time.time()
     status = Status(run_id, spec.name, RunState.CONNECTING, now, now, controller)
     status = status._replace(restarts=spec.restarts_before, file=spec.invocation.file)
-    directory = run_directory(spec, run_id, status)
+    directory, code = run_directory(spec, run_id, status), None
+    try:
+        if spec.tree:
+            from distlaunch.launch.snapshot import record  # few jobs copy their code
+
+            code = record(spec.tree, directory, run_id)
+        joined = {i: link for i in range(len(spec.pool)) if (link := _joined(spec, i, run_id, listener))}
+        links = open_links(spec, early, joined)
+    except BaseException:
+        directory.close()
+        directory.remove()
+        raise
     if spec.allocation and spec.allocation.queued:
         append(path_of_starts(spec), Begun(run_id, spec.name, spec.allocation.starts)._asdict())
-    code = None
-    if spec.tree:
-        from distlaunch.launch.snapshot import record  # few jobs copy their code
-
-        code = record(spec.tree, directory, run_id)
     note_begin(run_id, directory.path, status.controller.host, _ticket(spec, listener))
-    joined = {i: link for i in range(len(spec.pool)) if (link := _joined(spec, i, run_id, listener))}
-    links = open_links(spec, early, joined)
     # Looking up addresses takes as long as the name server does, so it runs while links are being opened.
     return Start(spec, run_id, directory, status, links, ask_addresses(spec), began, listener, code)
 

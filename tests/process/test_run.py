@@ -308,6 +308,7 @@ def test_a_run_that_cannot_begin_has_a_json_result_with_the_usual_keys(tmp_path:
     for keys, status, words in (
         ("bogus: 1\n", 2, "bogus: unknown key"),
         ("logs: {dir: /proc/none}\n", 1, "can't create the run directory in /proc/none"),
+        ("nodes: [a]\nlauncher: {command: [no-ssh, '{host}']}\n", 1, "can't start no-ssh: No such file"),
     ):
         bad = run_one(tmp_path, "pass", keys, "--json")
         document = json.loads(bad.stdout)
@@ -315,6 +316,7 @@ def test_a_run_that_cannot_begin_has_a_json_result_with_the_usual_keys(tmp_path:
         assert (bad.returncode, document["exit_status"]) == (status, status)
         assert words in document["cause"]["text"]
         assert words in bad.stderr
+    assert len([*(tmp_path / "runs").iterdir()]) == 1
 
 
 def test_tables_do_not_fold_on_a_narrow_terminal(tmp_path: Path) -> None:
