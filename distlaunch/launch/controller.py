@@ -90,7 +90,7 @@ class Controller:
         while not self._finished:
             self._links.turn(self._wait_s())
             self._look_at_clock()
-        self._links.close()
+        self._links.close(wait=self.state.interrupts < 3)
         return self.state
 
     def _wait_s(self) -> float:

@@ -312,11 +312,11 @@ class Links:
         """Close a link so that its agent exits, and wait for the link's process to exit."""
         self._leave(node, Link.hang_up)
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
         """Drop the remaining nodes. Wait for stopped processes to exit, and kill those that take too long."""
         for node in self.present:
             self.drop(node)
-        for link, deadline in self._stopping.items():
+        for link, deadline in self._stopping.items() if wait else ():
             link.kill_at(deadline)
         self._selector.close()
 

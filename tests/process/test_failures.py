@@ -18,12 +18,14 @@ from distlaunch.agent.procfs import state
 from tests.cluster.hosts import parent_of
 from tests.harness import (
     PATIENCE_S,
+    PRESS_S,
     children_of,
     completed,
     descendants_of,
     distlaunch,
     distlaunch_argv,
     kill,
+    on_time,
     open_gate,
     program,
     running,
@@ -220,6 +222,25 @@ def test_reports_the_signal_that_a_guardian_got(tmp_path: Path) -> None:
         kill(parent_of(parent_of(pids[2])), signal.SIGTERM)
         assert run.wait() == 71
         assert "node1 was lost: its agent was stopped by signal 15 (SIGTERM)\n" in run.stderr, run.stderr
+
+
+def test_the_third_interrupt_does_not_wait_for_a_transport_that_hangs(tmp_path: Path) -> None:
+    job = f"{ONE}nodes: [far]\nlauncher: {{command: [env, 'HOST={{host}}']}}\n"
+    with running(write_job(tmp_path, SLEEPER, job)) as run:
+        run.wait_ready(1)
+        family = descendants_of(run.process.pid)
+        for pid in family:
+            kill(pid, signal.SIGSTOP)
+        for says in ("received SIGINT", "killing the workers", "exiting without waiting"):
+            time.sleep(PRESS_S)
+            run.process.send_signal(signal.SIGINT)
+            run.wait_for(says)
+        began = time.monotonic()
+        assert run.wait() == 130
+        on_time("the exit", time.monotonic() - began, 2.0)
+        for pid in reversed(family):  # none ends before those above it go on
+            kill(pid, signal.SIGCONT)
+        wait_gone(family, 10.0)
 
 
 def test_waits_for_a_slow_connection(tmp_path: Path) -> None:
