@@ -2,8 +2,10 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 
 from distlaunch.agent import messages, wire
 from distlaunch.agent.poller import keep_memory
@@ -42,6 +44,8 @@ CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """A clock that keeps running while the machine is suspended."""
 WATCH_S = 4.0
 """Seconds between requests for data on resource use, while an observer needs the data."""
+LOOK_S = 0.5
+"""Maximum seconds to look into the run directory after a signal, in case its disk hangs."""
 FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, messages.WorkerExited)
 
 
@@ -304,9 +308,13 @@ class Controller:
 
     def _on_interrupts(self) -> None:
         """Feed signals to this process as events. `distlaunch stop` writes STOPPED, then sends SIGINT."""
-        by_command = os.path.exists(os.path.join(self._directory, STOPPED))
+        path, found = os.path.join(self._directory, STOPPED), list[bool]()
+        look = threading.Thread(target=lambda: found.append(os.path.exists(path)), daemon=True)
+        with suppress(RuntimeError):  # no more threads can be started
+            look.start()
+            look.join(LOOK_S)
         for signum in self._interrupts.received():
-            self._feed(messages.Interrupted(signum, by_command=by_command and signum == signal.SIGINT))
+            self._feed(messages.Interrupted(signum, by_command=any(found) and signum == signal.SIGINT))
 
 
 def supervise(start: Start, shown: Shown, observers: Iterable[Observer] = ()) -> Summary:

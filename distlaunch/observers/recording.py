@@ -259,13 +259,15 @@ class Recorder(Observer):
         self._keep_status(summary.state)
         if not self._directory.flush():
             self._close_files()  # don't wait twice for a stalled disk
-        elif os.path.exists(self._directory.path) and (gone := self._directory.removed()):
-            self.remark(f"files removed from {self._directory.path} during the run are lost: {listed(gone)}")
-        if self._directory.lost:
-            self.remark(self._loss_words())
-        if not summary.temporary and not os.path.exists(self._directory.path):
+        elif os.path.exists(self._directory.path):
+            if gone := self._directory.removed():
+                names = listed(gone)
+                self.remark(f"files removed from {self._directory.path} during the run are lost: {names}")
+        elif not summary.temporary:
             what = "its logs are lost, or incomplete under the new name"
             self.remark(f"{self._directory.path} was removed or renamed during the run: {what}")
+        if self._directory.lost:
+            self.remark(self._loss_words())
         if self._limit and (over := sum(max(0, size - self._limit) for size in self._sizes.values())):
             self.remark(f"{over} bytes of output beyond logs.limit were not kept")
 
