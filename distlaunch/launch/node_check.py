@@ -183,12 +183,12 @@ def _answer(ended: Ended, python: str, began: float) -> dict[str, Any]:
     try:
         facts = json.loads(printed)
         assert isinstance(facts, dict)
-    except (ValueError, AssertionError):
+    except (ValueError, RecursionError, AssertionError):
         why = f"the probe ended with status {end.status} and without an answer"
         return {"facts": dict.fromkeys(PROBED, why), "python": python}
     then, now = facts.get("time"), time.time()
     apart = 0.0
-    if isinstance(then, int | float):
+    if isinstance(then, float):
         apart = min(then - began, 0.0) or max(then - now, 0.0)
     return {"facts": facts, "clock_s": apart, "python": python}
 

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distlaunch.agent.messages import WorkerExited
 from distlaunch.check.findings import GIB, NodeReport, Report, report
+from distlaunch.launch.node_check import _answer
 from distlaunch.plan.placement import Facts, make_plan
 from distlaunch.supervisor.checking import expected
 from tests.unit.samples import anything, bounded, spec_of
@@ -186,3 +188,9 @@ def test_answers_of_any_type_are_survived(changes: dict[str, Any]) -> None:
     first = {path: value for path, value in changes.items() if "." not in path}
     rest = {path: value for path, value in changes.items() if path.partition(".")[0] not in first}
     verdict({**first, **rest}).document()
+
+
+@pytest.mark.parametrize("printed", ["[" * 100_000, f'{{"time": 1{"0" * 400}}}'], ids=["deep", "late"])
+def test_output_that_no_probe_prints_is_survived(printed: str) -> None:
+    answer = _answer((WorkerExited(0, 0, 0, 0.0), printed.encode()), "python3", 0.0)
+    assert report(None, [NodeReport("b", **answer)], ()).ok
