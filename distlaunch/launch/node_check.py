@@ -41,12 +41,12 @@ def check(spec: JobSpec, code: bool = False) -> Report:
     spec = hurried(spec)
     lookups = ask_addresses(spec)
     of_job, fine, plan, skipped = list(_run_directory(spec)), list[str](), None, list[str]()
-    files = _code(spec) if code and not spec.sync.tree else {}
+    files, more = _code(spec) if code and not spec.sync.tree else ({}, False)
     if code and spec.sync.tree:
         skipped.append("code: `run` copies it to the nodes (sync: true)")
-    elif code and not 0 < len(files) < MAX_FILES:
+    elif code and (more or not files):
         none = f"no git repository or lock file in {spec.program.workdir} here"
-        skipped.append(f"code: {f'files after the first {MAX_FILES}' if files else none}")
+        skipped.append(f"code: {f'files after the first {MAX_FILES}' if more else none}")
     with Agents(spec) as agents:
         known = agents.facts
         try:
@@ -104,18 +104,23 @@ def _run_directory(spec: JobSpec) -> Iterator[Finding]:
         yield Finding("error", "place", what, "the run can't start", "free up some space, or set logs.dir")
 
 
-def _code(spec: JobSpec) -> dict[str, str]:
-    """Return digests of lock files and git-tracked files, keyed by path relative to the workdir."""
+def _code(spec: JobSpec) -> tuple[dict[str, str], bool]:
+    """Return digests of lock files and git-tracked files, keyed by path relative to the workdir.
+
+    Also return whether there are more than MAX_FILES.
+    """
     workdir = os.path.expanduser(spec.program.workdir)
     names = [path for lock in LOCKS for path in sorted(glob.glob(lock, root_dir=workdir))]
     argv = ["git", "-C", workdir, "ls-files", "-z", ":/"]
     try:
         git = subprocess.run(argv, capture_output=True, check=True, timeout=PROBE_S)
-        names += os.fsdecode(git.stdout).split("\0")
+        names += os.fsdecode(git.stdout).split("\0")[:-1]
     except (OSError, subprocess.SubprocessError):
         pass  # no git, or no repository
-    digests = {name: digest(os.path.join(workdir, name)) for name in dict.fromkeys(names[:MAX_FILES])}
-    return {name: found for name, found in digests.items() if found}  # a submodule has none
+    names = [*dict.fromkeys(names)]
+    digests = {name: digest(os.path.join(workdir, name)) for name in names[:MAX_FILES]}
+    # A submodule has none.
+    return {name: found for name, found in digests.items() if found}, len(names) > MAX_FILES
 
 
 # The probe

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from distlaunch.check import link_probe
+from distlaunch.job.spec import JobSpec, Logs, Program
+from distlaunch.launch import node_check
 from tests.harness import PATIENCE_S, completed, distlaunch, distlaunch_argv
 
 NVML = """
@@ -160,6 +162,18 @@ def test_names_ranks_that_are_here_already(tmp_path: Path) -> None:
     what = "found 1 rank of other-run already running, such as sleep (pid {})"
     told = {what.format(process.pid) for process in (rank, child)}
     assert len(told.intersection(words for _, words in said(report, "load"))) == 1
+
+
+def test_notices_files_beyond_those_it_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although a directory, such as a submodule, is among the first."""
+    monkeypatch.setattr(node_check, "MAX_FILES", 2)
+    (tmp_path / "requirements-a.txt").mkdir()
+    (tmp_path / "requirements-b.txt").touch()
+    spec = JobSpec("job", (), Program("command", ("true",), workdir=str(tmp_path)), Logs("/"))
+    for more in (False, True):
+        files, truncated = node_check._code(spec)
+        assert ([*files], truncated) == (["requirements-b.txt"], more)
+        (tmp_path / "requirements-c.txt").touch()
 
 
 MEMORY = 64 << 30
