@@ -62,7 +62,7 @@ class Program(Frozen):
 
     @property
     def fixed_env(self) -> dict[str, str]:
-        """Return the environment variables without placeholders, which also apply to the `setup`."""
+        """Return the environment variables without placeholders, for what runs once on a node."""
         return {name: value.text for name, value in self.env.items() if "{" not in value.text}
 
     @property

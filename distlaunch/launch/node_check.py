@@ -173,7 +173,7 @@ def _start(
         argv=(*probe, *(packed[at : at + MAX_WORD] for at in range(0, len(packed), MAX_WORD))),
         cwd="/",
         paths=(0,),
-        env={name: value.text for name, value in program.env.items()},
+        env=program.fixed_env,
         defaults={},
     )
     return start_of(spec, {}, worker)

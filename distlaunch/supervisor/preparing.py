@@ -378,7 +378,7 @@ def _misnamed(event: messages.RouteFound, state: State) -> tuple[tuple[str, str,
     return tuple(
         (name, name if value.inherited else f"{name}={value.text}", why + way)
         for name in INTERFACE_VARIABLES
-        if (value := env.get(name)) and (why := _flaw(name, value.text, interfaces))
+        if (value := env.get(name)) and "{" not in value.text and (why := _flaw(name, value.text, interfaces))
     )
 
 

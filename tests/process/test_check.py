@@ -83,6 +83,9 @@ def test_reads_gpus_through_nvml_and_names_several_nccl_libraries(tmp_path: Path
         ("warning", "GPU 1 is divided (MIG)"),
     ]
     assert {rank: gpu["uuid"] for rank, gpu in report["ranks"].items()} == {"0": "GPU-0"}
+    filled = {**env, "CUDA_VISIBLE_DEVICES": "{local_rank}"}
+    own = checked(tmp_path, env=filled, gpus_per_node=2, backend="gloo")[1]
+    assert ("error", "0 GPUs instead of 2") not in said(own, "devices")
     second = checked(tmp_path, env={**env, "CUDA_VISIBLE_DEVICES": "1"}, gpus_per_node=1, backend="gloo")[1]
     assert [words.split(" ")[1] for _, words in said(second, "devices")] == ["1", "1", "1"]
     assert second["ranks"]["0"]["uuid"] == "GPU-1"

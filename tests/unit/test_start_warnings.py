@@ -64,6 +64,7 @@ def test_a_setting_counts_for_its_backend_and_its_nodes() -> None:
     own, wrong = (("GLOO_SOCKET_IFNAME", "eth9"),), f"GLOO_SOCKET_IFNAME=eth9: no such interface{WAY}"
     assert interface_findings(named=own) == [f"network: a, b, c: {wrong}"]
     assert interface_findings("GLOO_SOCKET_IFNAME: eth1", named=own) == [], "the job's own wins"
+    assert interface_findings("GLOO_SOCKET_IFNAME: 'eth{local_rank}'") == [], "each rank has its own"
     found = interface_findings("GLOO_SOCKET_IFNAME: eth0", node_env="GLOO_SOCKET_IFNAME: eth9")
     assert found == [f"network: b: {wrong}"]
 
