@@ -102,14 +102,6 @@ class Peer(Child):
         """Return a descriptor that is already readable, because a closed connection doesn't need any wait."""
         return os.dup(self.stderr)
 
-    def close_stdin(self) -> None:
-        """Close the connection."""
-        self.kill()
-
-    def terminate(self, group: bool) -> None:
-        """Close the connection."""
-        self.kill()
-
     def kill(self) -> None:
         """Close the connection in both directions, so that the other side stops its ranks and exits."""
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.stdout)) as sock:
