@@ -58,6 +58,11 @@ def boot_id() -> str:
     return contents("/proc/sys/kernel/random/boot_id").decode().strip()
 
 
+def pid_namespace() -> str:
+    """Return this process's PID namespace, such as "pid:[4026531836]", or "pid" if it is unknown."""
+    return os.path.basename(os.path.realpath("/proc/self/ns/pid"))
+
+
 def state(pid: int) -> str:
     """Return the kernel's letter for a process's state: R running, S sleeping, D uninterruptible, T stopped.
 

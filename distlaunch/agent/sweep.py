@@ -272,8 +272,4 @@ def _alive(process: bytes) -> bool:
 
 def _here() -> tuple[str, str]:
     """Return the PID namespace, and the beginning of the ID of the host's boot."""
-    try:
-        namespace = os.readlink("/proc/self/ns/pid")[5:-1]  # pid:[4026531836], the same on every host
-    except OSError:
-        namespace = "?"
-    return namespace, procfs.boot_id()[:8]
+    return procfs.pid_namespace()[5:-1] or "?", procfs.boot_id()[:8]

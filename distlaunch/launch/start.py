@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.needs import digest
-from distlaunch.agent.procfs import boot_id
+from distlaunch.agent.procfs import boot_id, pid_namespace
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.job.spec import Allocation, Earlier, JobSpec
 from distlaunch.job.text import is_loopback
@@ -92,7 +92,8 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
         spec = _continued(spec)
     run_id = new_run_id(spec.name)
     spec = spec.in_tree(run_id)
-    controller, now = ControllerProcess(os.uname().nodename, os.getpid(), boot_id()), time.time()
+    boot, now = f"{boot_id()} {pid_namespace()}", time.time()
+    controller = ControllerProcess(os.uname().nodename, os.getpid(), boot)
     status = Status(run_id, spec.name, RunState.CONNECTING, now, now, controller)
     status = status._replace(restarts=spec.restarts_before, file=spec.invocation.file)
     directory, code = run_directory(spec, run_id, status), None

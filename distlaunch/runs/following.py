@@ -16,7 +16,7 @@ from distlaunch.observers.recording import STDERR_BYTES, LastOutput
 from distlaunch.observers.run_directory import STOPPED, fd_of
 from distlaunch.plan.workers import destinations
 from distlaunch.runs.replay import Playback, typed
-from distlaunch.runs.run import Run, document_in, living, run_in
+from distlaunch.runs.run import Run, document_in, has_pid_here, living, run_in
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.status import RunState
@@ -111,6 +111,9 @@ def interrupt(run: Run, at_once: bool = False) -> bool:
         return False
     if run.host:  # where its PID means another process
         raise DistlaunchError(f"{run.id} is controlled on {run.host}: use `distlaunch stop {run.id}` there")
+    if not has_pid_here(run.status.controller):
+        what = f"{run.id} is controlled in another container on this host"
+        raise DistlaunchError(f"{what}: use `distlaunch stop {run.id}` there")
     with contextlib.suppress(OSError):  # only a note for the controller
         path = os.path.join(run.directory, STOPPED)
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))

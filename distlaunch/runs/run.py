@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.agent.procfs import boot_id, state
+from distlaunch.agent.procfs import boot_id, pid_namespace, state
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.observers.run_directory import (
     CONTROLLER_LOG,
@@ -110,7 +110,7 @@ def _run_of(directory: str, document: Mapping[str, Any], locked: bool | None, sa
     alive = locked or (hidden and not status.state.over and time.time() - saved < FRESH_S)
     if not alive and not status.state.over:
         status = _ended_unseen(directory, status)
-    elif alive and state(status.controller.pid) == "T" and status.controller.host == os.uname().nodename:
+    elif alive and has_pid_here(status.controller) and state(status.controller.pid) == "T":
         resume = f"`kill -CONT {status.controller.pid}` resumes it"
         status = status._replace(state=RunState.SUSPENDED, why=f"a signal stopped its controller; {resume}")
     return Run(directory, status, alive, None if status.state.over else heard(directory))
@@ -118,6 +118,11 @@ def _run_of(directory: str, document: Mapping[str, Any], locked: bool | None, sa
 
 def _is_here(controller: ControllerProcess) -> bool:
     return controller.host in ("", os.uname().nodename)
+
+
+def has_pid_here(controller: ControllerProcess) -> bool:
+    """Return whether a controller has the same PID for this process, as it doesn't across containers."""
+    return _is_here(controller) and controller.boot.partition(" ")[2] in ("", pid_namespace())
 
 
 def document_in(directory: str, name: str = SUMMARY) -> dict[str, Any]:
@@ -169,8 +174,9 @@ def _ended_unseen(directory: str, status: Status) -> Status:
 def _why_lost(directory: str, controller: ControllerProcess) -> str:
     """Describe how a controller that left no final status may have ended."""
     who = f"its controller, process {controller.pid} on {controller.host},"
-    known = bool(controller.boot) and controller.host == os.uname().nodename
-    if known and controller.boot != boot_id():
+    boot = controller.boot.partition(" ")[0]
+    known = bool(boot) and controller.host == os.uname().nodename
+    if known and boot != boot_id():
         return f"{who} ended when the machine restarted"
     down = "" if known else ", or its machine went down"
     log = f"; see {CONTROLLER_LOG} in the run directory" if size_of(directory, CONTROLLER_LOG) else ""

@@ -39,7 +39,7 @@ class RunState(Enum):
 
 
 class ControllerProcess(Frozen):
-    """The process that runs a job. `boot` identifies the current boot of its host; "" = unknown."""
+    """The process that runs a job. `boot` is its host's current boot and its PID namespace, if known."""
 
     host: str
     pid: int

@@ -17,16 +17,18 @@ from unittest.mock import Mock
 
 import pytest
 
+from distlaunch.agent import procfs
 from distlaunch.cli.app import run_app
 from distlaunch.errors import DistlaunchError
 from distlaunch.observers.observer import Observer
-from distlaunch.observers.run_directory import INDEX_RECORD
+from distlaunch.observers.run_directory import INDEX_RECORD, RunDirectory
 from distlaunch.observers.run_list import note_way
 from distlaunch.runs import following, replay
 from distlaunch.runs.following import interrupt
 from distlaunch.runs.replay import Playback
-from distlaunch.runs.run import Run
+from distlaunch.runs.run import Run, run_in
 from distlaunch.signals import Interrupts
+from distlaunch.supervisor.status import ControllerProcess, RunState, Status
 from tests.harness import (
     PATIENCE_S,
     PRESS_S,
@@ -708,6 +710,24 @@ def test_stop_resumes_a_suspended_controller(tmp_path: Path) -> None:
     (there,) = listed(tmp_path)
     kill(there["controller"]["pid"], signal.SIGSTOP)
     assert f"{run}: CANCELLED" in ran(tmp_path, "stop", run).stderr
+
+
+def test_a_pid_of_another_container_means_no_process_here(tmp_path: Path) -> None:
+    directory = RunDirectory(str(tmp_path), "job-20260101-000000-00000000")
+    bystander = subprocess.Popen(["sleep", "60"])
+    try:
+        kill(bystander.pid, signal.SIGSTOP)
+        place = ControllerProcess(os.uname().nodename, bystander.pid, f"{procfs.boot_id()} pid:[1]")
+        directory.claim(Status(directory.run_id, "job", RunState.RUNNING, 1.0, 1.0, place))
+        run = run_in(directory.path)
+        assert run and (run.alive, run.status.state) == (True, RunState.RUNNING)
+        with pytest.raises(DistlaunchError, match="is controlled in another container"):
+            interrupt(run)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+        directory.close()
 
 
 def test_completion_offers_ended_runs_only_where_they_are_of_use(over: Path) -> None:
