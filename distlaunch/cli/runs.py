@@ -21,7 +21,7 @@ from distlaunch.observers.console import escape
 from distlaunch.observers.run_list import note_end_seen, noted_ends, ways
 from distlaunch.observers.terminal import Terminal
 from distlaunch.runs.following import attend, follow, interrupt, outlast, over
-from distlaunch.runs.run import Run, directories, document_in, elsewhere, find, when
+from distlaunch.runs.run import Run, directories, elsewhere, find, when
 from distlaunch.runs.submissions import Submission, cancel, listing, runs_of, submission, submission_of
 from distlaunch.signals import Interrupts, Signals
 from distlaunch.supervisor.status import RunState, document_of
@@ -146,7 +146,7 @@ Everything = Annotated[bool, Option("--all", "-a", help="Show the run's output f
 def attach(which: Which = None, everything: Everything = False, fold: Fold = False) -> None:
     """Follow a run's console output; Ctrl-C detaches without stopping the run."""
 
-    def shown(run: Run, interrupts: Interrupts) -> Run:
+    def shown(run: Run, interrupts: Interrupts) -> tuple[Run, bool]:
         with closing(Terminal(interrupts, fold=fold, waits=True)) as terminal:  # even without a summary
             return attend(run, terminal, interrupts, everything)
 
@@ -160,7 +160,7 @@ def view(which: Which = None) -> None:
     if not sys.stdout.isatty():
         raise UsageError("view works only if stdout is a terminal; use `distlaunch attach` instead")
 
-    def shown(run: Run, interrupts: Interrupts) -> Run:
+    def shown(run: Run, interrupts: Interrupts) -> tuple[Run, bool]:
         with closing(Screen(Terminal(interrupts), interrupts, run.directory, run.status.began)) as screen:
             return attend(run, screen, interrupts, everything=True)
 
@@ -291,13 +291,14 @@ def follow_each(which: str | None, show: Callable[[Run, Interrupts], Run], detac
     raise typer.Exit(128 + signals.received_last if signals.received_last else Exit.OK)
 
 
-def _show_each(which: str | None, show: Callable[[Run, Interrupts], Run], everything: bool = False) -> None:
+def _show_each(
+    which: str | None, show: Callable[[Run, Interrupts], tuple[Run, bool]], everything: bool = False
+) -> None:
     """Show each run that matches `which`; with `everything`, even ended ones. Exit with the last status."""
 
     def seen(run: Run, interrupts: Interrupts) -> Run:
-        shown = run.alive or everything
-        run = show(run, interrupts) if shown else run
-        if not (run.alive or (shown and document_in(run.directory))):
+        run, told = show(run, interrupts) if run.alive or everything else (run, False)
+        if not (run.alive or told):
             say(ended_words(run))
         return run
 

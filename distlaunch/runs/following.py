@@ -6,7 +6,8 @@ import pwd
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from distlaunch.agent.procfs import environment, names
 from distlaunch.errors import DistlaunchError
@@ -18,7 +19,7 @@ from distlaunch.plan.workers import destinations
 from distlaunch.runs.replay import Playback, typed
 from distlaunch.runs.run import Run, document_in, has_pid_here, living, run_in
 from distlaunch.signals import Interrupts
-from distlaunch.supervisor.state import State
+from distlaunch.supervisor.state import Phase, State
 from distlaunch.supervisor.status import RunState
 from distlaunch.supervisor.summary import STDERR, Summary
 
@@ -29,19 +30,24 @@ ANOTHER_WISH_S = 0.2
 """Minimum seconds between two signals. Signals closer together count as one."""
 
 
-def attend(run: Run, observer: Observer, interrupts: Interrupts, everything: bool = False) -> Run:
-    """Notify `observer` of changes to the run. Return the run when it ends or a signal arrives.
+def attend(
+    run: Run, observer: Observer, interrupts: Interrupts, everything: bool = False
+) -> tuple[Run, bool]:
+    """Notify `observer` of changes to the run until it ends or a signal arrives.
 
-    With `everything`, replay the run's past first. Raises `HistoryError`.
+    Return the run, and whether the observer was notified of its end. With `everything`, replay the run's past
+    first. Raises `HistoryError`.
     """
     with contextlib.closing(Playback(run.directory, observer)) as playback:
         if not everything:
             playback.skip()
         run = follow(run, interrupts, playback)
-        if not run.alive and playback.state and (summary := summary_of(run.directory, playback.state)):
+        if run.alive or playback.state is None or lacks_end(playback.state, document_in(run.directory)):
+            return run, False
+        if summary := summary_of(run.directory, playback.state):
             observer.drained(playback.state)
             observer.ended(summary)
-        return run
+        return run, summary is not None
 
 
 def follow(run: Run, interrupts: Interrupts, playback: Playback | None = None) -> Run:
@@ -87,6 +93,14 @@ def summary_of(directory: str, state: State) -> Summary | None:
             for data in output_of(directory, goes_to.file, whole):
                 last_output.printed(Printed(rank, stream, data, state.attempt, goes_to))
     return last_output.summary(state, directory, seconds)._replace(lagging=lagging, collecting=collecting)
+
+
+def lacks_end(state: State, document: Mapping[str, Any]) -> bool:
+    """Return whether a summary shows another end than the events, some of which a full disk may lack."""
+    cause = document.get("cause")
+    rank = cause.get("rank") if isinstance(cause, dict) else None
+    known = state.phase is Phase.DONE and rank in (None, state.cause and state.cause.rank)
+    return bool(document) and not known
 
 
 def output_of(directory: str, name: str, whole: bool = False) -> Iterator[bytes]:

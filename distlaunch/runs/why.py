@@ -16,7 +16,7 @@ from distlaunch.diagnosis.exits import OTHER_SIZE, headline, py_spy_frames
 from distlaunch.observers.observer import Observer
 from distlaunch.observers.recording import EVIDENCE, STACKS_REQUEST, request
 from distlaunch.observers.run_directory import CODE, EVENTS, fd_of, file_of, size_of
-from distlaunch.runs.following import summary_of
+from distlaunch.runs.following import lacks_end, summary_of
 from distlaunch.runs.replay import HistoryError, lines_in, replay, typed
 from distlaunch.runs.run import Run, directories, document_in, heard, run_in
 from distlaunch.supervisor.events import AgentUp
@@ -230,6 +230,8 @@ def explain(
     """
     try:
         past = _past(run.directory, *observers)
+        if not run.alive and lacks_end(past.state, document_in(run.directory)):
+            raise HistoryError("lines are missing, as after a full disk")
     except HistoryError as error:
         known = _recorded(run) or Explanation(run, "unknown", run.status.why or "nothing was recorded")
         return known._replace(incomplete=f"{EVENTS}: {error}")
@@ -277,6 +279,8 @@ def _recorded(run: Run) -> Explanation | None:
     document = document_in(run.directory)
     with contextlib.suppress(KeyError, TypeError, ValueError):
         cause, hint = document["cause"], typed(str | None, document["hint"])
+        if cause is None:
+            return Explanation(run)
         text, certainty, words = (typed(kind, cause[key]) for key, kind in _OF_CAUSE.items())
         error = headline("\n".join(words), cause["kind"] in RAISED)
         known = Explanation(run, certainty, text, cause["rank"], cause["node"])

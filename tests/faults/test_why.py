@@ -138,6 +138,14 @@ def test_explains_by_what_is_in_the_run_directory(tmp_path: Path) -> None:
         assert ("evidence: kernel log of node0: Memory cgroup" in why()) == shown
     (run / "evidence.jsonl").write_bytes(b'\xff{[\n[1]\n{"workers": [3], "kernel": [4], "memory": 5}\n')
     assert "exit status 7" in why("-v")
+    lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if '"WorkerExited"' not in line]  # as a full disk keeps the shorter ones
+    (run / "events.jsonl").write_text("".join(kept))
+    text = why()
+    assert "root cause: rank 0 (node0) failed first: exit status 7\n" in text
+    assert "incomplete: events.jsonl: lines are missing" in text
+    told = distlaunch("attach", "-a", str(run), status=7).stderr
+    assert f"{run.name}: FAILED, exit status 7: rank 0 (node0) failed first: exit status 7" in told
     (run / "events.jsonl").write_text("junk\n{}")
     text = why()
     assert "root cause: rank 0 (node0) failed first: exit status 7\n" in text
