@@ -9,6 +9,7 @@ import os
 import time
 import typing
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from heapq import merge
@@ -274,6 +275,8 @@ class Playback:
         self._entries = _Tail(directory, OUTPUT_INDEX)
         self._held_lines: list[dict[str, Any]] = []
         self._held_entries: list[Entry] = []
+        self._early = deque[Entry]()
+        """Entries of attempts that start at a later time, because the clock was set back."""
         self._replay = Replay(observer)
         self._open: dict[str, int] = {}
         self._moment = 0.0
@@ -297,10 +300,12 @@ class Playback:
             lines, entries = self._come()
             both: list[Iterable[_Piece]] = [lines, entries]
             for piece in merge(*both, key=_time):
-                if isinstance(piece, Entry):
-                    self._tell_output(piece)
-                else:
+                if not isinstance(piece, Entry):
                     self._replay.take(piece)
+                    while self._early and self._tell_output(self._early[0]):
+                        self._early.popleft()
+                elif not self._tell_output(piece):
+                    self._early.append(piece)
         except HistoryError as error:
             raise HistoryError(f"{self._directory}/{EVENTS}: {error}") from None
         return bool(lines or entries or self._held_lines or self._held_entries)
@@ -352,13 +357,15 @@ class Playback:
         while self._open:
             os.close(self._open.popitem()[1])
 
-    def _tell_output(self, entry: Entry) -> None:
+    def _tell_output(self, entry: Entry) -> bool:
+        """Pass on output. Return whether its attempt is known."""
         rank, stream, attempt = entry.rank, entry.stream, self._replay.attempts.of(entry.attempt)
         goes_to = attempt and attempt.destinations.get((rank, stream))
         if goes_to and goes_to.file and self._wanted(entry):
             self._moment = entry.time
             data = self._read(goes_to.file, entry.offset, entry.size)
             self._observer.printed(Printed(rank, stream, data, entry.attempt, goes_to))
+        return attempt is not None
 
     def _read(self, name: str, offset: int, size: int) -> bytes:
         """Read a piece of a file, which stays open; b"" if the file or the piece is missing."""

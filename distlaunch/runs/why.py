@@ -514,7 +514,7 @@ def _last_good(run: Run) -> Run | None:
 def _headline(run: Run) -> str:
     status = run.status
     known = status.state.over and status.state is not RunState.LOST
-    took = f" after {counted(round(status.since - status.began), 'second')}" if known else ""
+    took = f" after {counted(round(max(0, status.since - status.began)), 'second')}" if known else ""
     ended = f" with exit status {status.exit_status}" if status.exit_status else ""
     return f"{run.id}: {status.state.value}{ended}{took}"
 

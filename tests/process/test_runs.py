@@ -313,6 +313,15 @@ def test_pieces_of_the_index_keep_their_place(restarted: Path, monkeypatch: pyte
     assert len(told[0]) > 4
 
 
+def test_output_is_told_although_the_clock_was_set_back(restarted: Path, tmp_path: Path) -> None:
+    (run,) = (restarted / "runs").iterdir()
+    shutil.copytree(run, moved := tmp_path / run.name)
+    index = (run / "output.index").read_bytes()
+    pieces = [INDEX_RECORD.pack(at - 600, *rest) for at, *rest in INDEX_RECORD.iter_unpack(index)]
+    (moved / "output.index").write_bytes(b"".join(pieces))
+    assert sorted(spoken(tmp_path, moved.name)) == sorted(spoken(restarted))
+
+
 # Logs
 
 
