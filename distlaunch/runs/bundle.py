@@ -128,7 +128,9 @@ def bundle_of(run: Run, environ: Mapping[str, str], anonymous: bool = False) -> 
         with suppress(OSError), open(fd_of(run.directory, OUTPUT_INDEX), "rb") as file:
             Path(directory, OUTPUT_INDEX).write_bytes(file.read())
         status = status_of(json.loads(found[STATUS]))
-        shown = page(report_of(run._replace(directory=directory, status=status)))
+        report = report_of(run._replace(directory=directory, status=status))
+        report.explanation = report.explanation._replace(differs={})  # from another run's files
+        shown = page(report)
     shown = hide.known(shown.replace(directory, hide.known(run.directory)))
     return {PAGE: shown.encode(errors="replace"), **found}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import distlaunch, running, write_job
-from tests.process.commands import FOUR, SLEEPER
+from tests.process.commands import FOUR, ONE, SLEEPER
 
 VOID = {"meta", "rect", "path", "br"}
 HOSTILE = """
@@ -214,6 +214,17 @@ def test_no_bundle_has_a_secret(tmp_path: Path, options: tuple[str, ...]) -> Non
     assert not options or os.uname().nodename not in host
     assert b"Root cause" in files["report.html"]
     assert b"connecting with" in files["rank0.out"]
+
+
+def test_a_bundle_shows_nothing_of_other_runs(tmp_path: Path) -> None:
+    for status, token in ((0, "hf_zqCanary12earlier"), (3, "hf_zqCanary13later")):
+        job = write_job(tmp_path, f"raise SystemExit({status})", f"{ONE}args: [{token}]\n")
+        distlaunch("run", str(job), status=status)
+    run = json.loads(distlaunch("why", "--json", cwd=tmp_path, status=0).stdout)["run"]
+    distlaunch("bundle", run, "-o", "run.tar.gz", cwd=tmp_path, status=0)
+    page = unpacked((tmp_path / "run.tar.gz").read_bytes())["report.html"].decode()
+    assert "FAILED" in page
+    assert "zqCanary" not in page
 
 
 RAISES = """
