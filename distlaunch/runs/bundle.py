@@ -127,7 +127,8 @@ def bundle_of(run: Run, environ: Mapping[str, str], anonymous: bool = False) -> 
             path.write_bytes(data)
         with suppress(OSError), open(fd_of(run.directory, OUTPUT_INDEX), "rb") as file:
             Path(directory, OUTPUT_INDEX).write_bytes(file.read())
-        status = status_of(json.loads(found[STATUS]))
+        now, status = run.status, status_of(json.loads(found[STATUS]))
+        status = status._replace(state=now.state, exit_status=now.exit_status, why=hide.text(now.why))
         report = report_of(run._replace(directory=directory, status=status))
         report.explanation = report.explanation._replace(differs={})  # from another run's files
         shown = page(report)

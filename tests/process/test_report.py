@@ -216,6 +216,15 @@ def test_no_bundle_has_a_secret(tmp_path: Path, options: tuple[str, ...]) -> Non
     assert b"connecting with" in files["rank0.out"]
 
 
+def test_a_bundle_shows_that_a_run_is_lost(tmp_path: Path) -> None:
+    distlaunch("run", str(write_job(tmp_path, "pass", ONE)), status=0)
+    (run,) = (tmp_path / "runs").iterdir()
+    text = (run / "status.json").read_text()
+    (run / "status.json").write_text(text.replace("SUCCEEDED", "RUNNING"))  # as if its controller had crashed
+    distlaunch("bundle", "-o", "run.tar.gz", cwd=tmp_path, status=0)
+    assert b"LOST" in unpacked((tmp_path / "run.tar.gz").read_bytes())["report.html"]
+
+
 def test_a_bundle_shows_nothing_of_other_runs(tmp_path: Path) -> None:
     for status, token in ((0, "hf_zqCanary12earlier"), (3, "hf_zqCanary13later")):
         job = write_job(tmp_path, f"raise SystemExit({status})", f"{ONE}args: [{token}]\n")
