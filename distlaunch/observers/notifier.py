@@ -19,7 +19,7 @@ from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.state import Phase, State
 from distlaunch.supervisor.status import RunState, run_state
 from distlaunch.supervisor.summary import Summary
-from distlaunch.wording import exit_words
+from distlaunch.wording import exit_words, listed
 
 LIMIT_S = 30.0
 """Seconds after which a command is killed."""
@@ -58,7 +58,9 @@ class Notifier(Observer):
         self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True, name="notifier")
         self._process: subprocess.Popen[bytes] | None = None
-        self._failed = ""
+        self._pending: list[str] = []
+        """The events whose command is waiting or running, oldest first."""
+        self._failed, self._over = "", False
         self._failure_shown = False
 
     def happened(self, event: Event, state: State, at: float) -> None:
@@ -92,6 +94,11 @@ class Notifier(Observer):
         if self._thread.ident:
             self._waiting.put(None)
             self._thread.join(LAST_S)
+            self._over = True
+            if self._pending:
+                what = f"{self._wish.command[0]} was killed {LAST_S:g} s after the end of the run"
+                self._failed = f"notify.command: {what}; not delivered: {listed(self._pending)}"
+                self._failure_shown = False
             self._end()
         self._say_failure()
 
@@ -111,6 +118,7 @@ class Notifier(Observer):
         }
         if not self._thread.ident:
             self._thread.start()
+        self._pending.append(occasion)
         self._waiting.put(json.dumps({**about, **facts}).encode() + b"\n")
 
     def _say_failure(self) -> None:
@@ -122,8 +130,10 @@ class Notifier(Observer):
     # In the thread
 
     def _run(self) -> None:
-        while (facts := self._waiting.get()) is not None:
-            self._failed = self._failed or self._call(facts)
+        while (facts := self._waiting.get()) is not None and not self._over:
+            error = self._call(facts)
+            self._failed = self._failed or error
+            del self._pending[0]
 
     def _call(self, facts: bytes) -> str:
         """Run the command; return what went wrong, or ""."""
@@ -139,7 +149,7 @@ class Notifier(Observer):
         except OSError as error:
             return f"notify.command: can't start {name}: {reason(error)}; {_NO_MORE}"
         try:
-            self._process.communicate(facts, LIMIT_S)
+            self._process.communicate(facts, 0 if self._over else LIMIT_S)  # it may just have been started
         except subprocess.TimeoutExpired:
             self._end()
             return f"notify.command: {name} took longer than {LIMIT_S:g} s and was killed; {_NO_MORE}"

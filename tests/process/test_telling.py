@@ -44,8 +44,10 @@ def told(directory: Path) -> list[dict[str, Any]]:
 
 
 def test_notifies_a_program_of_restarts_and_the_end(tmp_path: Path) -> None:
-    job = notifying(tmp_path, FAILS_ONCE, more="restarts: {max: 1, backoff: 0s}\n")
-    distlaunch("run", str(job), status=0)
+    """Even if it fails."""
+    command = f"cat >> {shlex.quote(str(tmp_path))}/told; exit 4"
+    job = notifying(tmp_path, FAILS_ONCE, command, "restarts: {max: 1, backoff: 0s}\n")
+    assert distlaunch("run", str(job), status=0).stderr.count("sh exited with status 4") == 1
     restarted, finished = told(tmp_path)
     assert (restarted["event"], restarted["state"], restarted["restarts"]) == ("restarted", "RESTARTING", 1)
     rank = restarted["cause"]["rank"]
@@ -120,6 +122,7 @@ def test_kills_a_notified_program_that_hangs_without_waiting_for_it(tmp_path: Pa
         with held([pid]) as processes:
             assert run.wait() == 0
             processes.wait_ends([pid], run.began + PATIENCE_S)
+    assert "not delivered: restarted, finished" in run.stderr
 
 
 def metrics_of(path: Path) -> dict[str, float]:
