@@ -16,7 +16,7 @@ from distlaunch.observers.run_list import Ticket
 from distlaunch.runs.following import over, pause
 from distlaunch.runs.run import JOB_FILES, LOGS, Run, afar, directories, find, named, run_in, scanned, when
 from distlaunch.schedulers import DEFAULT, TABLE, load, title_of
-from distlaunch.schedulers.queue import CANCELLED, GONE, Queued, output_path
+from distlaunch.schedulers.queue import CANCELLED, GONE, Queued, ToolMissingError, output_path
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status
 from distlaunch.wording import listed
@@ -307,6 +307,16 @@ def state_of(queued: Submission) -> Queued:
     return load(queued.scheduler).look([queued.id]).get(queued.id, GONE)
 
 
+def _polled(queued: Submission) -> Queued:
+    """Query the state as `state_of` does. If the query fails, return a state in which to wait."""
+    try:
+        return state_of(queued)
+    except ToolMissingError:
+        raise
+    except DistlaunchError as error:
+        return Queued(f"in an unknown state: {error}", stage="waits")
+
+
 def _next(
     queued: Submission, before: Run | None, interrupts: Interrupts, tell: Callable[[str], None]
 ) -> Run | None:
@@ -319,7 +329,7 @@ def _next(
         if run := _newer(queued, before):
             return run
         if next(queries):
-            state = state_of(queued)
+            state = _polled(queued)
             if state.over:
                 run = _newer(queued, before)
                 if not (run or queued.end):
@@ -365,7 +375,7 @@ def cancel(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[R
     queries = _queries()
     while not interrupts.any():
         run = latest_run(queued)
-        if not (run and run.alive) and next(queries) and (state := state_of(queued)).over:
+        if not (run and run.alive) and next(queries) and (state := _polled(queued)).over:
             note_end(queued, CANCELLED if state == GONE else state.state)
             break
         pause(interrupts, LOOK_S)

@@ -244,8 +244,13 @@ def test_a_queue_that_does_not_answer_loses_no_job(queue: Queue) -> None:
         tool.write_text(f"#!/bin/sh\n{does}\n")
         (row,) = rows()
         assert (row["state"], row["where"]) == ("PENDING", f"{queue.title}: unknown, {told}")
-    tool.write_text(before)
-    assert rows()[0]["run"] == job
+    with subprocess.Popen(distlaunch_argv("wait", job), stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline() == f"distlaunch: {queue.name} is in an unknown state: {told}\n"
+        tool.write_text(before)
+        assert rows()[0]["run"] == job
+        queue.tool("release")
+        assert waiting.wait(PATIENCE_S) == 0, waiting.stderr.read()
 
 
 def test_stops_a_slurm_task_that_can_never_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
