@@ -382,14 +382,20 @@ def replace_older(path: str, data: bytes, is_older: Callable[[bytes], bool]) -> 
     `is_older` decides from the first bytes of an existing file whether it is an older version. Raises
     `DistlaunchError`.
     """
+    fresh = f"{path}.{os.getpid()}.new"
     try:
-        if os.path.lexists(path):
+        if os.path.isfile(path):
             with open(path, "rb") as file:
                 if not is_older(file.read(1 << 12)):
                     raise UsageError(f"{path} already exists and is not from this run; specify another file")
-        fresh = f"{path}.{os.getpid()}.new"
+        elif os.path.lexists(path):  # a pipe or a device
+            with open(os.open(path, os.O_WRONLY), "wb") as file:
+                file.write(data)
+            return
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)
         os.replace(fresh, path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(fresh)
         raise DistlaunchError(f"can't write {path}: {reason(error)}") from None
