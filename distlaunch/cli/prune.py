@@ -15,7 +15,7 @@ from distlaunch.cli.options import Json
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.cli.runs import ago_s
 from distlaunch.errors import Exit, UsageError, reason
-from distlaunch.observers.run_list import forget, listed
+from distlaunch.observers.run_list import forget, listed, ways
 from distlaunch.runs.run import Run, check_directory, directories, heard, run_in, scanned
 from distlaunch.supervisor.status import RunState
 from distlaunch.wording import counted, size_words
@@ -36,7 +36,7 @@ def prune(places: Places = None, older: Older = None, dry: Dry = False, as_json:
     before = time.time() - ago_s("--older", older, "30d")
     done = [_pruned(run, dry) for run in _old_runs(before, places or ())]
     if not dry:
-        _forget_missing()
+        _forget_missing(before)
     if as_json:
         print_json(done)
     else:
@@ -86,12 +86,15 @@ def _size(directory: str) -> int:
     return total
 
 
-def _forget_missing() -> None:
-    """Remove runs without a directory from the list."""
+def _forget_missing(before: float) -> None:
+    """Remove runs without a directory from the list, and those started on another host before that time."""
     here = os.uname().nodename  # other machines' disks may not be visible here
     with contextlib.suppress(OSError):
         own = [each for each in listed().values() if each.host == here]
-        forget(each.run for each in own if not os.path.isdir(each.directory))
+        missing = [each.run for each in own if not os.path.isdir(each.directory)]
+        forget(
+            [*missing, *(run for run, way in ways().items() if way["at"] < before and run not in listed())]
+        )
 
 
 def _tell(done: Sequence[dict[str, Any]], dry: bool) -> None:

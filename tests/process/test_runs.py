@@ -22,7 +22,7 @@ from distlaunch.cli.app import run_app
 from distlaunch.errors import DistlaunchError
 from distlaunch.observers.observer import Observer
 from distlaunch.observers.run_directory import INDEX_RECORD, RunDirectory
-from distlaunch.observers.run_list import note_way
+from distlaunch.observers.run_list import note_way, ways
 from distlaunch.runs import following, replay
 from distlaunch.runs.following import interrupt
 from distlaunch.runs.replay import Playback
@@ -652,13 +652,16 @@ def test_the_list_of_runs_is_only_a_hint(tmp_path: Path, known_runs: Path) -> No
 
 
 @pytest.mark.usefixtures("known_runs")
+@pytest.mark.usefixtures("known_runs")
 def test_prune_deletes_old_runs_that_are_over_here_or_elsewhere(tmp_path: Path, gate: Path) -> None:
     going = left(tmp_path)
+    note_way("sent-20260101-120000-0a1b2c3d", "", ("localhost",))
     (tmp_path / "other.yaml").write_text(f"name: other\n{NOTHING}")
     for place in ("runs", "elsewhere/runs"):
         ran(tmp_path, "run", "other.yaml", "--set", f"logs.dir={place}", status=0)
     (old,) = (run for run in listed(tmp_path, "-a") if run["run"] != going)
     assert ran(tmp_path, "prune", "--older", "1h", status=0).stdout == ""
+    assert "sent-20260101-120000-0a1b2c3d" in ways()
     gone = ran(tmp_path, "prune", "none", "--older", "0s", status=2)
     assert gone.stderr == "distlaunch: none: No such file or directory\n"
     ran(tmp_path, "prune", "elsewhere", "--older", "0s", status=0)
@@ -669,6 +672,7 @@ def test_prune_deletes_old_runs_that_are_over_here_or_elsewhere(tmp_path: Path, 
     assert old["run"] in [each["run"] for each in json.loads(done.stdout)]
     assert not Path(old["directory"]).exists()
     assert [run["run"] for run in listed(tmp_path, "-a")] == [going]
+    assert not ways()
     damaged = tmp_path / "runs" / "d-20260101-120000-0a1b2c3d"
     damaged.mkdir()
     (damaged / "events.jsonl").touch()
