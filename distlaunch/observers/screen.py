@@ -110,7 +110,7 @@ class Screen(RunModel):
             wanted = after(self._wish, key, row_at(self, self._wish, self._size))
             if wanted is None:
                 self._interrupts.send(0 if self._directory else signal.SIGINT)
-            self._wish = wanted or self._wish
+            self._wish = within(self, wanted or self._wish, self._size)
         late = now - self._drawn_at >= DRAW_S
         if late or wish != self._wish or self._live.console.size != self._size:
             self._draw()
@@ -284,6 +284,13 @@ def row_at(model: RunModel, wish: Wish, size: Size) -> int | None:
     return min((row.rank for ranks in there for row in ranks), default=None)
 
 
+def within(model: RunModel, wish: Wish, size: Size) -> Wish:
+    """Return the choice with its cursor in the grid, and scrolled back no further than there are lines."""
+    lines_of, _ = _folded(model.rows(), _most(size))
+    back = min(wish.back, max(0, len(_entries(model, wish)) - 1))
+    return wish._replace(cursor=min(wish.cursor, max(0, len(lines_of) - 1)), back=back)
+
+
 def _mean(values: Iterable[float | None], form: str) -> str:
     """Format the mean of the known values; "-" if there are none."""
     known = [value for value in values if value is not None]
@@ -314,17 +321,17 @@ def _rule(wish: Wish, width: int) -> Text:
 
 
 def _pane(model: RunModel, wish: Wish, height: int) -> list[Text]:
-    """Return the lines below the grid: the history, or a log."""
+    """Return the lines below the grid."""
+    window = _window(_entries(model, wish), wish.back, height)
+    return [_log_line(each) if isinstance(each, LogLine) else _history_line(*each) for each in window]
+
+
+def _entries(model: RunModel, wish: Wish) -> list[LogLine | tuple[float, str, str]]:
+    """Return all lines of the history, as time, level and text, or of a log."""
     if wish.history:
-        messages = [
-            Text.assemble((f"{age_words(at):>6}  ", "dim"), (escape(text), _LEVELS.get(message.level, "")))
-            for at, message in model.history
-            for text in message.text.splitlines()
-        ]
-        return _window(messages, wish.back, height)
+        return [(at, each.level, text) for at, each in model.history for text in each.text.splitlines()]
     logged = model.lines if wish.rank is None else model.of_rank.get(wish.rank, ())
-    wanted = [line for line in logged if wish.find.lower() in line.text.lower()]
-    return [_log_line(line) for line in _window(wanted, wish.back, height)]
+    return [line for line in logged if wish.find.lower() in line.text.lower()]
 
 
 _LEVELS = {"warning": "yellow", "error": "red"}
@@ -334,6 +341,10 @@ def _window(every: Sequence[Part], back: int, height: int) -> list[Part]:
     """Return the last items that fit, or those `back` items earlier."""
     end = max(min(height, len(every)), len(every) - back)
     return list(every[max(0, end - height) : end])
+
+
+def _history_line(at: float, level: str, text: str) -> Text:
+    return Text.assemble((f"{age_words(at):>6}  ", "dim"), (escape(text), _LEVELS.get(level, "")))
 
 
 def _log_line(line: LogLine) -> Text:
@@ -418,11 +429,12 @@ def _pressed(fd: int | None) -> Iterator[str]:
         with contextlib.suppress(OSError):
             data = os.read(fd, 1024)
     while data:
-        size = next((n for n in (4, 3) if data[:n] in _KEYS), 1)
+        size = next((n for n in (4, 3, 1) if data[:n] in _KEYS), 0)
         if size == 1 and data[:1] == b"\x1b" and len(data) > 1:  # an unknown sequence
             return
-        yield _KEYS.get(data[:size]) or data[:1].decode(errors="replace")
-        data = data[size:]
+        character = data.decode(errors="surrogateescape")[:1]
+        yield _KEYS.get(data[:size], character)
+        data = data[size or len(character.encode(errors="surrogateescape")) :]
 
 
 # The terminal

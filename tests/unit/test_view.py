@@ -1,6 +1,7 @@
 """The full-screen view of a run: layout, highlighted ranks, history and keys."""
 
 import itertools
+import os
 import re
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.console import ConsoleDimensions as Size
 from distlaunch.agent.messages import PortHeld, RanksStalled, WorkerExited, WorkerStarted
 from distlaunch.observers.model import RunModel
 from distlaunch.observers.observer import Printed
-from distlaunch.observers.screen import Wish, after, lines, row_at, sparkline
+from distlaunch.observers.screen import Wish, _pressed, after, lines, row_at, sparkline, within
 from distlaunch.plan.placement import Facts
 from distlaunch.plan.workers import destinations
 from distlaunch.supervisor.actions import ShowMessage
@@ -195,6 +196,20 @@ def test_keys_change_what_is_shown(keys: str, wanted: Wish | None) -> None:
         assert wish is not None
         wish = after(wish, key.replace("_", " "), 3)
     assert wish == wanted
+
+
+def test_the_cursor_and_the_log_go_no_further_than_their_lines(thousand: Watched) -> None:
+    beyond = within(thousand.picture, Wish(cursor=99, back=10_000), Size(80, 24))
+    assert beyond.cursor < 24
+    assert beyond.back == len(thousand.picture.lines) - 1
+    assert within(thousand.picture, Wish(cursor=1, back=10), Size(80, 24)) == Wish(cursor=1, back=10)
+
+
+def test_keys_are_whole_characters() -> None:
+    read_end, write_end = os.pipe()
+    with open(read_end, "rb"), open(write_end, "wb", buffering=0) as keyboard:
+        keyboard.write("/損\x1b[A".encode() + b"\xff\r")
+        assert list(_pressed(read_end)) == ["/", "損", "up", "\udcff", "enter"]
 
 
 @example([1.7e308, -1e308], 2)
