@@ -279,6 +279,7 @@ class Playback:
         """Entries of attempts that start at a later time, because the clock was set back."""
         self._replay = Replay(observer)
         self._open: dict[str, int] = {}
+        self._begun = set[str]()
         self._moment = 0.0
         observer.moment = lambda: self._moment
 
@@ -363,9 +364,18 @@ class Playback:
         goes_to = attempt and attempt.destinations.get((rank, stream))
         if goes_to and goes_to.file and self._wanted(entry):
             self._moment = entry.time
-            data = self._read(goes_to.file, entry.offset, entry.size)
+            data = self._line_before(goes_to.file, entry.offset)
+            data += self._read(goes_to.file, entry.offset, entry.size)
             self._observer.printed(Printed(rank, stream, data, entry.attempt, goes_to))
         return attempt is not None
+
+    def _line_before(self, name: str, offset: int) -> bytes:
+        """Return the beginning of the line at the offset of a file's first selected piece, b"" for others."""
+        if name in self._begun:
+            return b""
+        self._begun.add(name)
+        start = max(0, offset - MAX_OUTPUT)
+        return self._read(name, start, offset - start).rpartition(b"\n")[2]
 
     def _read(self, name: str, offset: int, size: int) -> bytes:
         """Read a piece of a file, which stays open; b"" if the file or the piece is missing."""

@@ -322,6 +322,19 @@ def test_output_is_told_although_the_clock_was_set_back(restarted: Path, tmp_pat
     assert sorted(spoken(tmp_path, moved.name)) == sorted(spoken(restarted))
 
 
+def test_the_first_piece_is_told_from_the_beginning_of_its_line(restarted: Path, tmp_path: Path) -> None:
+    (run,) = (restarted / "runs").iterdir()
+    shutil.copytree(run, moved := tmp_path / run.name)
+    at, _, size, *rest = INDEX_RECORD.unpack_from((run / "output.index").read_bytes())
+    pieces = [INDEX_RECORD.pack(at, 0, 5, *rest), INDEX_RECORD.pack(at, 5, size - 5, *rest)]
+    (moved / "output.index").write_bytes(b"".join(pieces))
+    observer = Mock(spec=Observer, wake_at=None)
+    with contextlib.closing(Playback(str(moved), observer, lambda entry: entry.offset == 5)) as played:
+        played.catch_up()
+    (told,) = (call.args[0].data for call in observer.mock_calls if call[0] == "printed")
+    assert re.match(rb"(out|err) \d 0 0\n", told)
+
+
 # Logs
 
 
