@@ -78,7 +78,7 @@ def run_in(directory: str) -> Run | None:
 
 
 def living(run: str, pid: int | None = None) -> Run | None:
-    """Find an active run on this machine by its ID, among the files that controllers have open.
+    """Find an active run of this user on this machine by its ID, among the files that controllers have open.
 
     This finds a run even if its directory was removed or renamed, or if its status can't be read. `pid` is
     the controller's PID, if known.
@@ -86,7 +86,9 @@ def living(run: str, pid: int | None = None) -> Run | None:
     for link in iglob(f"/proc/{pid or '[0-9]*'}/fd/*"):
         with contextlib.suppress(OSError):
             directory, name = os.path.split(os.readlink(link).removesuffix(" (deleted)"))
-            if name != STATUS or not os.lstat(link).st_mode & stat.S_IWUSR:  # open only for reading
+            if name != STATUS or (it := os.lstat(link)).st_uid != os.geteuid():
+                continue
+            if not it.st_mode & stat.S_IWUSR:  # open only for reading
                 continue
             document, _, at = _claimed(os.open(link, os.O_RDONLY | os.O_CLOEXEC))
             name, holder = os.path.basename(directory), ControllerProcess("", int(link.split("/")[2]))
