@@ -108,7 +108,7 @@ def _fitted(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]
 def _document(run: Run) -> dict[str, Any]:
     """Return a run as JSON. Times are in seconds."""
     known, now, silent_s = document_of(run.status), time.time(), _silent_s(run, time.time())
-    del known["version"], known["controller"]["boot"]
+    del known["version"], known["controller"]["boot"], known["controller"]["namespace"]
     return {
         **known,
         "why": run.status.why or None,

@@ -23,7 +23,7 @@ from distlaunch.runs.timeline import Span
 from distlaunch.runs.why import INNER, Explanation
 from distlaunch.supervisor.codec import BEGAN, MESSAGE
 from distlaunch.supervisor.codec import VERSION as EVENTS_VERSION
-from distlaunch.supervisor.status import ControllerProcess, RunState, Status
+from distlaunch.supervisor.status import RunState, Status
 from distlaunch.supervisor.step import HANDLERS
 
 Shape = Any
@@ -113,7 +113,7 @@ def _report() -> Shape:
 
 
 def _run() -> Shape:
-    controller = {name: kind for name, kind in fields_of(ControllerProcess).items() if name != "boot"}
+    controller = {"host": str, "pid": int}
     times = {"age": float, "silent": float | None}
     return {**fields_of(Status), "controller": controller, "why": str | None, **times, "directory": str}
 

@@ -92,8 +92,8 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
         spec = _continued(spec)
     run_id = new_run_id(spec.name)
     spec = spec.in_tree(run_id)
-    boot, now = f"{boot_id()} {pid_namespace()}", time.time()
-    controller = ControllerProcess(os.uname().nodename, os.getpid(), boot)
+    controller = ControllerProcess(os.uname().nodename, os.getpid(), boot_id(), pid_namespace())
+    now = time.time()
     status = Status(run_id, spec.name, RunState.CONNECTING, now, now, controller)
     status = status._replace(restarts=spec.restarts_before, file=spec.invocation.file)
     directory, code = run_directory(spec, run_id, status), None

@@ -124,7 +124,7 @@ def _is_here(controller: ControllerProcess) -> bool:
 
 def has_pid_here(controller: ControllerProcess) -> bool:
     """Return whether a controller has the same PID for this process, as it doesn't across containers."""
-    return _is_here(controller) and controller.boot.partition(" ")[2] in ("", pid_namespace())
+    return _is_here(controller) and controller.namespace in ("", pid_namespace())
 
 
 def document_in(directory: str, name: str = SUMMARY) -> dict[str, Any]:
@@ -176,9 +176,8 @@ def _ended_unseen(directory: str, status: Status) -> Status:
 def _why_lost(directory: str, controller: ControllerProcess) -> str:
     """Describe how a controller that left no final status may have ended."""
     who = f"its controller, process {controller.pid} on {controller.host},"
-    boot = controller.boot.partition(" ")[0]
-    known = bool(boot) and controller.host == os.uname().nodename
-    if known and boot != boot_id():
+    known = bool(controller.boot) and controller.host == os.uname().nodename
+    if known and controller.boot != boot_id():
         return f"{who} ended when the machine restarted"
     down = "" if known else ", or its machine went down"
     log = f"; see {CONTROLLER_LOG} in the run directory" if size_of(directory, CONTROLLER_LOG) else ""

@@ -39,11 +39,15 @@ class RunState(Enum):
 
 
 class ControllerProcess(Frozen):
-    """The process that runs a job. `boot` is its host's current boot and its PID namespace, if known."""
+    """The process that runs a job. `boot` identifies the current boot of its host; "" = unknown.
+
+    `pid` is its PID for the processes in its `namespace`, a PID namespace; "" = unknown.
+    """
 
     host: str
     pid: int
     boot: str = ""
+    namespace: str = ""
 
 
 class Status(Frozen):
@@ -88,7 +92,8 @@ def document_of(status: Status) -> dict[str, Any]:
 def status_of(document: Mapping[str, Any]) -> Status:
     """Return the status in a JSON object, ignoring unknown keys. Raises KeyError, TypeError, ValueError."""
     known = {name: value for name, value in document.items() if name in Status._fields}
-    controller = ControllerProcess(*(document["controller"][name] for name in ControllerProcess._fields))
+    process, fields = document["controller"], ControllerProcess._fields
+    controller = ControllerProcess(**{name: process[name] for name in fields if name in process})
     status = Status(**{**known, "state": RunState(document["state"]), "controller": controller})
     for record in tuple[Any, ...]((status, controller)):  # anything may have damaged the file
         for value, kind in zip(record, record.__annotations__.values(), strict=True):

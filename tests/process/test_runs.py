@@ -743,7 +743,7 @@ def test_a_pid_of_another_container_means_no_process_here(tmp_path: Path) -> Non
     bystander = subprocess.Popen(["sleep", "60"])
     try:
         kill(bystander.pid, signal.SIGSTOP)
-        place = ControllerProcess(os.uname().nodename, bystander.pid, f"{procfs.boot_id()} pid:[1]")
+        place = ControllerProcess(os.uname().nodename, bystander.pid, procfs.boot_id(), "pid:[1]")
         directory.claim(Status(directory.run_id, "job", RunState.RUNNING, 1.0, 1.0, place))
         run = run_in(directory.path)
         assert run and (run.alive, run.status.state) == (True, RunState.RUNNING)
