@@ -14,7 +14,7 @@ from distlaunch.job.document import Place, nearest, program_keys, setting
 from distlaunch.job.keys import JOB, RENDEZVOUS
 from distlaunch.job.nodes import REST, Surroundings, endpoint_of, users_and_hosts
 from distlaunch.job.spec import JobSpec
-from distlaunch.job.text import IDS, instead_of, placeholders_in
+from distlaunch.job.text import IDS, instead_of, is_loopback, placeholders_in
 from distlaunch.job.types import Checked
 from distlaunch.transports import launchers, load
 from distlaunch.transports.container import BY_SRUN, Runtime
@@ -240,6 +240,14 @@ def _master(reading: Reading, spec: JobSpec) -> Mistakes:
         yield path, f"{where}; list {others[on]} first, or remove {path}"
 
 
+def _loopback(_: Reading, spec: JobSpec) -> Mistakes:
+    """Refuse nodes that could become the first node, but whose address the others can't reach."""
+    for index, node in enumerate(spec.pool[1:] if spec.elastic and not spec.one_machine else (), 1):
+        if is_loopback(node.address or node.label):
+            what = f"a restart can make {node.label} the first node, but the others can't reach that address"
+            yield node.path, f"{what}; set {spec.address_path(index)} to one that they can reach"
+
+
 def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
     """Check that the launcher can reach the nodes, which are given as a list of hosts or as a number."""
     launcher, given = JOB.value(reading.checked, "launcher"), reading.checked.get("nodes")
@@ -394,7 +402,7 @@ def _container(reading: Reading, spec: JobSpec) -> Mistakes:
 
 
 OF_SPEC = (
-    *(_numbers, _repeated, _master, _launcher, _mpi, _stdin, _collect, _restarts, _allocated, _volumes),
-    _container,
+    *(_numbers, _repeated, _master, _loopback, _launcher, _mpi, _stdin, _collect, _restarts, _allocated),
+    *(_volumes, _container),
 )
 """Checks of the job, once its hosts and endpoint are known."""

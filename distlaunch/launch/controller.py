@@ -1,5 +1,6 @@
 """The loop of a run. It waits for links, signals and deadlines, and executes the supervisor's actions."""
 
+import math
 import os
 import signal
 import threading
@@ -42,11 +43,35 @@ MISSED = 3.5
 connections, as ssh does."""
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """A clock that keeps running while the machine is suspended."""
+RECENT_S = 120.0
+"""Seconds in which the difference between a node's clock and this one hardly changes."""
 WATCH_S = 4.0
 """Seconds between requests for data on resource use, while an observer needs the data."""
 LOOK_S = 0.5
 """Maximum seconds to look into the run directory after a signal, in case its disk hangs."""
 FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, messages.WorkerExited)
+
+
+class _ClockOffset:
+    """The seconds to add to a node's monotonic time to get this run's time.
+
+    The smallest recent difference is the one with the least network delay. Older ones don't count, since
+    clocks drift apart: over days, by more than the time between the failures of two ranks.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._since, self._least, self._before = now, math.inf, math.inf
+
+    def add(self, now: float, difference: float) -> None:
+        """Take the difference between the time of arrival, `now`, and the time in a report."""
+        if now - self._since > RECENT_S:
+            self._since, self._least, self._before = now, math.inf, self._least
+        self._least = min(self._least, difference)
+
+    @property
+    def seconds(self) -> float:
+        """Return the smallest difference of at least the last RECENT_S."""
+        return min(self._least, self._before)
 
 
 class Controller:
@@ -65,8 +90,7 @@ class Controller:
         start.attach(self._links, lambda node: self._feed(events.NodeArrived(node)))
         self._last_frame: dict[int, float] = {}
         self._flow_reported_at = 0.0
-        # Seconds to add to a node's monotonic time to get this run's time
-        self._clock_offsets: dict[int, float] = {}
+        self._clock_offsets: dict[int, _ClockOffset] = {}
         self._lease_s = start.spec.limits.lease_s
         self._heartbeat_s = start.spec.limits.heartbeat_s
         self._next_heartbeat = self._now() + self._heartbeat_s
@@ -260,10 +284,10 @@ class Controller:
             # srun delays the next small message by 40 ms unless data flows in the other direction.
             self._links.send(node, messages.Ping())
         if (node_time := getattr(report, "at", None)) is not None:
-            # The smallest difference is the one with the least network delay.
-            offset = self._now() - seconds(node_time, "at")
-            self._clock_offsets[node] = min(offset, self._clock_offsets.get(node, offset))
-        event = event_of(report, lambda at: at + self._clock_offsets.get(node, 0.0))
+            now = self._now()
+            clock = self._clock_offsets.setdefault(node, _ClockOffset(now))
+            clock.add(now, now - seconds(node_time, "at"))
+        event = event_of(report, lambda at: at + self._clock_offsets[node].seconds)
         if event is not None:
             self._feed(event)
 

@@ -146,12 +146,17 @@ def refuse(state: State, errors: Sequence["Finding"], now: float) -> Step:
     bad = [index for index in state.members if state.label(index) in named]
     lines = [each.line for each in errors]
     if state.attempt:
-        for index in bad:
-            state = state.with_node(index, state.up(index)._replace(unfit="; ".join(lines)))
-        return state, (AttemptFailed(Cause("; ".join(lines), _status(state, bad), now, node=bad[0])),)
+        return leave_out(state, bad, Cause("; ".join(lines), _status(state, bad), now, node=bad[0]))
     if state.spec.places:  # torchrun has no such option
         lines.append("to start the job anyway: --no-check")
     return state, (JobOver(Cause("\n".join(lines), _status(state, bad), now, node=bad[0])),)
+
+
+def leave_out(state: State, nodes: Sequence[int], cause: Cause) -> Step:
+    """End the attempt, and start no other on these nodes, which are new in a restart."""
+    for index in nodes:
+        state = state.with_node(index, state.up(index)._replace(unfit=cause.text))
+    return state, (AttemptFailed(cause._replace(kind="node_lost")),)
 
 
 def _status(state: State, nodes: Sequence[int]) -> int:

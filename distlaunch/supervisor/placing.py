@@ -1,6 +1,7 @@
 """Placing the job's tree on the nodes, which request the contents they lack and verify every file."""
 
 import re
+from collections import Counter
 
 from distlaunch.agent import messages
 from distlaunch.errors import Exit
@@ -100,8 +101,9 @@ def differing(state: State, now: float) -> Cause | None:
     codes = {node: code for node in state.members if (code := code_of(state, node))}
     for name in dict.fromkeys(name for code in codes.values() for name, _ in code.versions):
         of_nodes = {node: dict(code.versions).get(name, "none") for node, code in codes.items()}
-        first, *others = of_nodes.items()
-        if odd := next((each for each in others if each[1] != first[1]), None):
+        usual = Counter(of_nodes.values()).most_common(1)[0][0]
+        first = next(each for each in of_nodes.items() if each[1] == usual)
+        if odd := next((each for each in of_nodes.items() if each[1] != usual), None):
             label, value = state.label(odd[0]), odd[1]
             text = f"{name} is {value} on {label}, but {first[1]} on {state.label(first[0])}"
             do = "pin the exact versions of torch and its dependencies"

@@ -265,7 +265,8 @@ def start_when_prepared(state: State, now: float) -> Step:
     if any(route_of(state.nodes[i]) is None or placing.lacks_code(state, i) for i in state.members):
         return state, ()
     if differs := placing.differing(state, now):
-        return state, (JobOver(differs),)
+        new = [index for index in state.members if state.attempt and index == differs.node]
+        return checking.leave_out(state, new, differs) if new else (state, (JobOver(differs),))
     state, found = placing.with_environments(state), checking.problems(state)
     if errors := [each for each in found if each.level == "error"]:
         return checking.refuse(state, errors, now)

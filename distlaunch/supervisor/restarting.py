@@ -185,7 +185,9 @@ def node_back(found: NodeBack, state: State, now: float) -> Step:
     if found.node in repeatedly_failed(state):
         when = "after causing three failures in a row, it is used only if too few others are left"
         return state, (ShowMessage("info", f"{back}; {when}"),)
-    if state.spec.membership.grow == "now":
+    # A failure that is being judged causes a restart by itself, and ranks that have finished won't run again.
+    ending = state.suspect or state.asked or state.workers.counts.succeeded
+    if state.spec.membership.grow == "now" and not ending:
         cause = Cause(back, Exit.OK, now, node=found.node)
         return state, (StartAgain(Why.GROWTH, cause, "restarting to include it"),)
     return state, (ShowMessage("info", f"{back}; it rejoins at the next restart"),)

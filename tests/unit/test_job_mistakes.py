@@ -108,6 +108,7 @@ MISTAKES = {
     "restarts: {max: 2, window: 0s}": "2:28: restarts.window: expected a duration ≥ 1s such as…",
     "rendezvous: nothing": '2:13: rendezvous: expected "static", "c10d", "etcd-v2" or "none"…',
     "nodes: [a]\nstdin: rank 0": "3:8: stdin: rank 0 must run on this machine, without ssh, …",
+    "nodes: [a, localhost]\nmin_nodes: 1": "2:12: nodes[1]: a restart can make localhost the first node, …",
     "nodes: [localhost]\nspares: [a]\nstdin: rank 0": "4:8: stdin: a restart can move rank 0 to another …",
     "nodes: 2\nlauncher: ssh": "3:11: launcher: ssh needs host names: list the hosts in nodes",
     "nodes: 2\nlauncher: ssh\nslurm: {}": "3:11: launcher: ssh needs host names: a scheduler assigns …",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from distlaunch.agent import messages
 from distlaunch.agent.wire import PROTOCOL, ProtocolError
 from distlaunch.job.spec import MAX_GPUS
+from distlaunch.launch.controller import _ClockOffset
 from distlaunch.plan.placement import Facts
 from distlaunch.supervisor import codec, events
 from distlaunch.supervisor.codec import MAX_NUMBER, MAX_TEXT, MAX_WORDS, event_of, uses_of
@@ -104,6 +105,14 @@ def test_every_kind_of_report_is_in_these_tables_and_a_pong_is_only_a_sign_of_li
 def test_reads_usage_by_local_rank() -> None:
     rows = [[0, 99.5, 1 << 30, 87, 2 << 30], [1, 3, 0, None, None]]
     assert told(messages.Usage(NODE, tuple(rows))) == {0: Use(99.5, 1 << 30, 87, 2 << 30), 1: Use(3.0, 0)}
+
+
+def test_follows_the_clock_of_a_node_that_drifts() -> None:
+    """By a second in a day, with a network that is fast once a minute."""
+    clock = _ClockOffset(0.0)
+    for now in range(0, 86_400, 5):
+        clock.add(now, AHEAD_S + 1e-5 * now + (0.4 if now % 60 else 0.001))
+    assert clock.seconds == pytest.approx(AHEAD_S + 1e-5 * 86_400, abs=0.005)
 
 
 # What is refused

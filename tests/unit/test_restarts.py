@@ -3,6 +3,7 @@
 import errno
 import itertools
 import signal
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from distlaunch.supervisor.events import Event, LinkEnded
 from distlaunch.supervisor.nodes import Lost, Unusable, Up, may_be_occupied, phase_word, unfit_words
 from distlaunch.supervisor.state import Phase, Timer, Why
 from distlaunch.transports.failure import Kind
-from tests.unit.orders import Close, FindRoute, HoldPort, Reap, StopWorkers
+from tests.unit.orders import Close, FindRoute, HoldPort, PlaceTree, Reap, StopWorkers
 from tests.unit.samples import PEER_GONE
 from tests.unit.test_supervisor import JOB, MASTER, OWN, Actions, History, exited, lost, texts, up, wanted
 
@@ -667,6 +668,41 @@ def test_grow_now_restarts_at_once_without_counting(wait_s: float, phase: Phase)
     job.now += wait_s
     job.restart()
     assert job.state.phase is phase
+
+
+class Reimaged(Job):
+    """A job whose node b returns without its workdir, or with another torch."""
+
+    lacks_workdir = changed = False
+
+    def _answers(self, action: Any, node: int) -> list[Event]:
+        match action:
+            case FindRoute() if node == 1 and self.lacks_workdir:
+                seen = {"place": {"workdir": "/data", "exists": False}}
+                return [messages.RouteFound(node, action.address, action.address, "eth1", seen=seen)]
+            case PlaceTree():
+                versions = (("torch", "2.10.0" if node == 1 and self.changed else "2.9.0"),)
+                return [messages.TreePlaced(node, "5891", "/envs/x", versions)]
+        return super()._answers(action, node)
+
+
+@pytest.mark.parametrize("flaw", ["lacks_workdir", "changed"])
+def test_a_node_that_returns_with_a_flaw_is_left_out_whatever_causes_restarts(flaw: str) -> None:
+    keys = ("min_nodes: 1", "elastic: {grow: now}", "sync: true", "setup: uv")
+    job = Reimaged(text_of("[a, b]", *keys, restarts="restarts: {max: 3, on: [node_lost]}")).to_running()
+    job.lose(1)
+    job.go_on()
+    setattr(job, flaw, True)
+    assert "b is back; restarting to include it" in texts(job.come_back(1))
+    job.go_on()
+    assert (job.state.phase, job.state.members) == (Phase.RUNNING, (0,))
+
+
+def test_grow_now_does_not_restart_ranks_that_are_finishing() -> None:
+    job = without_b("elastic: {grow: now}")
+    job.feed(exited(0, 0, 0, job.now))
+    assert texts(job.come_back(1)) == ["b is back; it rejoins at the next restart"]
+    assert (job.state.phase, job.state.members) == (Phase.RUNNING, (0, 2))
 
 
 def test_no_node_joins_after_a_termination_warning() -> None:
