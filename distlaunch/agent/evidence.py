@@ -16,7 +16,7 @@ from collections.abc import Callable
 from distlaunch.agent import messages, procfs, sweep
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.poller import Poller
-from distlaunch.agent.scratch import Directory
+from distlaunch.agent.scratch import PREFIX, Directory
 from distlaunch.agent.wire import Message
 from distlaunch.agent.worker import Worker, start_child
 
@@ -175,12 +175,19 @@ def _kernel_log(oldest: float) -> list[str]:
 
 
 def variables(directory: Directory, attempt: int, run_id: str) -> dict[str, str]:
-    """Return default variables, private to an attempt, that make torch and NCCL provide evidence."""
-    return {
+    """Return default variables, private to an attempt, that make torch and NCCL provide evidence.
+
+    Remove those of another run, one of whose ranks has started this run or submitted this job.
+    """
+    own = {
         "TORCH_FR_DUMP_TEMP_FILE": directory.flight_prefix(attempt),
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": _pipe_prefix(directory, attempt),
         "NCCL_RAS_ADDR": "localhost:%d" % _RAS_PORTS[zlib.crc32(run_id.encode()) % len(_RAS_PORTS)],
     }
+    if "/" + PREFIX in os.environ.get("TORCH_FR_DUMP_TEMP_FILE", ""):
+        for name in own:
+            os.environ.pop(name, None)
+    return own
 
 
 def _pipe_prefix(directory: Directory, attempt: int) -> str:

@@ -19,7 +19,7 @@ MEMORY = "/dev/shm"
 """The last directory to try, because its files use the workers' memory."""
 
 
-_PREFIX = "distlaunch-agent-"
+PREFIX = "distlaunch-agent-"
 MAX_ERROR_RECORD = 1 << 18
 MAX_FLIGHT = 32 << 20
 """Maximum bytes to read from a worker's error record, and from its flight recorder dump."""
@@ -49,7 +49,7 @@ class Directory:
     """
 
     def __init__(self) -> None:
-        self._name = _PREFIX + os.urandom(8).hex()
+        self._name = PREFIX + os.urandom(8).hex()
         self._paths_read, self._paths_write = os.pipe()
         os.set_blocking(self._paths_read, False)
         self._announced: set[str] = set()
@@ -176,8 +176,8 @@ def remove_abandoned() -> None:
         except OSError:
             continue
         for name in names:
-            number = name[len(_PREFIX) :]
-            if name.startswith(_PREFIX) and len(number) == 16 and not number.strip("0123456789abcdef"):
+            number = name[len(PREFIX) :]
+            if name.startswith(PREFIX) and len(number) == 16 and not number.strip("0123456789abcdef"):
                 path = os.path.join(place, name)
                 fd = _lock(path)
                 if fd >= 0:

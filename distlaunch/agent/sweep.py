@@ -203,7 +203,7 @@ def kill_orphans() -> int:
         words = _value(environ, AGENT).split(b"-", 5)
         if len(words) != 6 or words[1:3] != here:
             return False  # unrelated, or from another host, or from a container with its own PIDs
-        return _in_its_job(environ) and not any(map(_alive, words[3:5]))
+        return in_its_job(environ) and not any(map(_alive, words[3:5]))
 
     return _kill(is_orphan)
 
@@ -217,7 +217,7 @@ def kill_run(run_id: str, node: int) -> int:
 
     def is_ours(environ: bytes) -> bool:
         ours = _value(environ, RUN) == run and _value(environ, AGENT).startswith(mine)
-        return ours and _in_its_job(environ)
+        return ours and in_its_job(environ)
 
     return _kill(is_ours)
 
@@ -259,7 +259,7 @@ def _value(environ: bytes, name: bytes) -> bytes:
     return rest.partition(b"\0")[0] if found else b""
 
 
-def _in_its_job(environ: bytes) -> bool:
+def in_its_job(environ: bytes) -> bool:
     """Return whether a process is in the job that its `agent_cookie` names, not in one that it submitted."""
     job = job_id(lambda name: os.fsdecode(_value(environ, name.encode() + b"=")))
     return job in ("", os.fsdecode(_value(environ, AGENT)).split("-", 5)[-1])

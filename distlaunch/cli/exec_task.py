@@ -90,6 +90,7 @@ def job_of(task: Task, argv: list[str], arrival: Arrival) -> "JobSpec":
     from distlaunch.job import spec as job
 
     directory, *spares = scratch.places()
+    backend = os.environ.get("DISTLAUNCH_BACKEND")
     earlier = job.Earlier(task.job, task.restarts) if task.restarts else None
     return job.JobSpec(
         name=os.path.basename(argv[0]),
@@ -99,8 +100,8 @@ def job_of(task: Task, argv: list[str], arrival: Arrival) -> "JobSpec":
         ),
         logs=job.Logs(directory, temporary=True, torchrun=job.TorchrunLogs(), spares=tuple(spares)),
         rendezvous=job.RendezvousSpec(id=task.step),
-        # Only `distlaunch run` with mpirun passes it on. GPUs decide between the other backends.
-        backend="mpi" if os.environ.get("DISTLAUNCH_BACKEND") == "mpi" else "auto",
+        # Only `distlaunch run` with mpirun passes it on. GPUs decide whether nccl can be used.
+        backend="mpi" if backend == "mpi" else "gloo" if backend == "gloo" else "auto",
         source="the command line",
         invocation=job.Invocation(placeholders=False, shares_stdio=True, earlier=earlier),
     )

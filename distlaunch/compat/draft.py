@@ -98,6 +98,10 @@ class Draft:
         """
         if re.search("[\ud800-\udfff]", json.dumps([self.keys, self.notes], ensure_ascii=False)):
             raise UsageError(f"{self.source}: not UTF-8 text")
+        if self.keys.get("virtual_local_rank") and "CUDA_VISIBLE_DEVICES" in self.keys.get("env", {}):
+            del self.keys["env"]["CUDA_VISIBLE_DEVICES"]
+            text = "virtual_local_rank sets CUDA_VISIBLE_DEVICES; to choose GPUs, set it on the nodes"
+            self.note(text, key="virtual_local_rank")
         around = Surroundings("/", "/", {}, sections=sections(self.keys), in_image=True)
         build_spec(value_of(self.keys, Place(self.source)), self.source, around)
         if {"nodes", "hostfile"} & self.keys.keys() and "gpus_per_node" not in self.keys:

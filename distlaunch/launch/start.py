@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from distlaunch.agent import procfs
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.needs import digest
 from distlaunch.agent.procfs import boot_id, pid_namespace
@@ -88,6 +89,8 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
         spec = spec._replace(invocation=spec.invocation._replace(script=script))
     if spec.logs.torchrun:
         spec = spec._replace(allocation=_surrounding(bool(listener)))
+    if spec.allocation and spec.allocation.queued and _is_own_rank():  # the job's run is another one
+        spec = spec._replace(allocation=spec.allocation._replace(queued=False))
     if spec.allocation and spec.allocation.queued:
         spec = _continued(spec)
     run_id = new_run_id(spec.name)
@@ -135,6 +138,15 @@ def _surrounding(needed: bool) -> Allocation | None:
         if found := allocation_in(os.environ, needed):
             return found._replace(queued=False)  # the batch script is the user's own
     return None
+
+
+def _is_own_rank() -> bool:
+    """Return whether a rank of a run in this scheduler's job has started this process."""
+    if "DISTLAUNCH_AGENT" not in os.environ:
+        return False
+    from distlaunch.agent import sweep  # few jobs are nested
+
+    return sweep.in_its_job(procfs.environment(os.getpid()))
 
 
 def _joined(spec: JobSpec, node: int, run_id: str, listener: "InboundListener | None") -> Link | None:

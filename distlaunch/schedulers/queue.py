@@ -78,7 +78,7 @@ def output_path(directory: str, job: str, scheduler: str) -> str:
 
 
 class ToolMissingError(DistlaunchError):
-    """A scheduler's command that isn't installed on this machine."""
+    """A scheduler's command that isn't installed on this machine, or can't be used here."""
 
 
 def call(
@@ -149,7 +149,7 @@ def user_name() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         text = f"can't query the queue: this host has no user name for UID {os.getuid()}"
-        raise DistlaunchError(f"{text}; try another login node") from None
+        raise ToolMissingError(f"{text}; try another login node") from None
 
 
 def read_hosts(listing: str | tuple[str, ...], title: str) -> str:

@@ -50,8 +50,6 @@ _MAY_GO_ON = (_WHYS["TIMEOUT"], _WHYS["OUT_OF_MEMORY"])
 _REASONS = {"NodeDown": "NODE_FAIL", "TimeLimit": "TIMEOUT"}
 _HINTS = {"DependencyNeverSatisfied": ": a job it depends on has failed; `distlaunch stop` cancels it"}
 """Advice for pending reasons that mean that a job will never start."""
-_TASK = '"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"'
-"""The job in a batch script. One task of an array has the ID of the whole array as its SLURM_JOB_ID."""
 SIGNAL = r"(?:[BR]{1,2}:)?[A-Z][A-Z0-9]*"
 _DURATION = r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)"
 _CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
@@ -232,7 +230,9 @@ class Slurm(base.Scheduler):
             "# distlaunch requeues the job itself, unless it was killed before it could decide.",
             f"if [ $status -eq {KILLED} ] && {again} &&",
             f"    ! tail -n 1 {starts} | grep -q '^{{\"decided'; then",
-            f"    scontrol requeue {_TASK}",
+            "    # One task of an array has the ID of the whole array.",
+            '    [ "$SLURM_ARRAY_JOB_ID" != "$SLURM_JOB_ID" ] || SLURM_JOB_ID+="_$SLURM_ARRAY_TASK_ID"',
+            '    scontrol requeue "$SLURM_JOB_ID"',
             "fi",
             "exit $status",
         ]

@@ -7,6 +7,7 @@ from functools import partial
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import Allocation
+from distlaunch.job.text import is_loopback
 from distlaunch.schedulers.queue import VISIBLE, granted_gpus
 from distlaunch.wording import counted, listed
 
@@ -88,6 +89,9 @@ def check_master(task: Task, environ: Mapping[str, str]) -> None:
         raise UsageError(f"MASTER_ADDR={host} is set but MASTER_PORT is not: set both or neither")
     if port and not (port.isdecimal() and 0 < int(port) < 65536):
         raise UsageError(f"MASTER_PORT={port} is not a port from 1 to 65535")
+    if host and is_loopback(host) and not task.on_one_node:
+        what = f"MASTER_ADDR={host} is a loopback address, which other nodes can't reach"
+        raise UsageError(f"{what}; unset it and MASTER_PORT, or {SET_MASTER}")
     known = {name.partition(".")[0] for name in task.nodes}
     # Clusters name other interfaces of a host after it: node1i, node1-ib0.
     of_known = host and re.match(rf"(?:{'|'.join(map(re.escape, known))})(?!\d)", host)

@@ -368,6 +368,8 @@ def begin_when_connected(state: State, now: float) -> Step:
         return state, ()
     found = choose_members(state)
     if len(found) < state.spec.fewest:
+        if any(isinstance(node, Leaving) for node in state.nodes):
+            return state, ()  # wait until its link has ended, which is why there are too few
         return state, (_too_few(state, now),)
     state, todo = preparing.prepare(_with_retries(state, now), found, now)
     if missing := [state.label(i) for i in range(len(state.spec.nodes)) if i not in found]:

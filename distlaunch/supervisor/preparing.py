@@ -232,9 +232,8 @@ def on_route_failed(event: messages.RouteFailed, state: State, now: float) -> St
         return state, ()  # it was not asked
     node = node._replace(asked="")
     state = state.with_node(event.node, node)
-    if state.plan is None:
-        return state, ()  # if the plan needs that route, it is requested again
-    first = state.members[0]
+    if state.plan is None or not isinstance(state.nodes[first := state.members[0]], Up):
+        return state, ()  # if the plan needs that route, or the next attempt another, it is requested again
     if event.node == first:
         if len(state.members) > 1 and event.asked != state.reached_by:
             return _ask_first_node(state)  # the first node may be unable to resolve its own name

@@ -117,6 +117,16 @@ def queue(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     made.tool("end")
 
 
+def test_a_run_that_a_rank_starts_is_not_the_jobs(queue: Queue) -> None:
+    inner = queue.directory / "inner.yaml"
+    inner.write_text("command: ['true']\nnodes: 1\nprocs_per_node: 1\ngpus_per_node: 0\n")
+    call = f"subprocess.run({distlaunch_argv('run', str(inner))}, check=True)"
+    worker = f"import os, subprocess\nif os.environ['RANK'] == '0': {call}\nraise SystemExit(3)"
+    job = queue.submit(worker)
+    assert distlaunch("wait", job).returncode == 3
+    assert "train-" in distlaunch("why", job).stdout
+
+
 def test_a_job_from_the_queue_to_its_end(queue: Queue) -> None:
     queue.hold()
     job, waits = queue.submit(HELLO), WAITS[queue.kind]

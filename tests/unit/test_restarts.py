@@ -474,6 +474,25 @@ def test_a_spare_lost_while_other_nodes_connect_is_left_out() -> None:
     assert texts(said) == ["c was lost: its agent was stopped by signal 15 (SIGTERM)"]
 
 
+def test_nodes_that_leave_while_others_connect_are_missing_once_their_links_have_ended() -> None:
+    job = Job(text_of("[a, b, c]", "min_nodes: 2"))
+    job.feed(up(0), up(1), *(messages.AgentLeaving(node, signal.SIGTERM) for node in (0, 1)), up(2))
+    assert job.state.phase is Phase.CONNECTING
+    assert "2 of 3 nodes can't be used (a, b)" in texts(job.feed(lost(0), lost(1)), "error")[-1]
+
+
+def test_a_node_without_a_route_to_a_lost_master_is_asked_again() -> None:
+    job = Job(text_of("[a, b, c]", "min_nodes: 2"))
+    job.silent |= {0, 1, 2}
+    job.feed(*(up(node) for node in (0, 1, 2)))
+    master = job.state.up(1).asked
+    job.feed(lost(0, clean=True), messages.RouteFailed(1, master, "Temporary failure in name resolution"))
+    assert job.state.phase is Phase.RESTARTING
+    job.silent = {0}
+    job.go_on()
+    assert (job.state.phase, job.state.members) == (Phase.RUNNING, (1, 2))
+
+
 # Nodes that are lost
 
 

@@ -395,6 +395,7 @@ def test_refuses_a_master_of_another_step() -> None:
     for host in ("host1", "host1.cluster", "10.0.0.1"):
         check_master(task, {"MASTER_ADDR": host, "MASTER_PORT": "29500"})
     for given, said in (
+        ("MASTER_ADDR=127.0.0.1 MASTER_PORT=29500", "is a loopback address, which other nodes can't reach"),
         ("MASTER_ADDR=gpu7 MASTER_PORT=29500", "set MASTER_ADDR to host1 or its IP address"),
         ("MASTER_ADDR=host1", "but MASTER_PORT is not"),
         ("MASTER_PORT=70000", "is not a port from 1 to 65535"),
