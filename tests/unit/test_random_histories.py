@@ -36,6 +36,7 @@ DRAWN: Counter[type] = Counter()
 """The events that the histories had, by kind."""
 
 RAISED = 'Traceback (most recent call last):\n  File "/t.py", line 7, in f\nValueError: bad\n'
+NO_WORKDIR = {"place": {"workdir": "/data", "exists": False}}
 PROCS = 2
 PULL_S = 60.0
 LEASE_S, STOP_S, SLACK_S = 30.0, 10.0, 4.5  # slack: what a busy node takes longer
@@ -226,7 +227,8 @@ class World:
                 self._tell(agent, refused if orders.HoldPort in self._refuses else held, delay_s)
             case orders.FindRoute():
                 failed = messages.RouteFailed(node, action.address, "no route")
-                found = messages.RouteFound(node, action.address, action.address, "eth0")
+                seen = NO_WORKDIR if node % 2 and messages.RouteFound in self._refuses else None
+                found = messages.RouteFound(node, action.address, action.address, "eth0", seen=seen)
                 self._tell(agent, failed if orders.FindRoute in self._refuses else found, delay_s)
             case orders.PlaceTree() | actions.SendTree():
                 self._place_tree(agent, action, delay_s)
@@ -250,7 +252,8 @@ class World:
         if orders.PlaceTree in self._refuses:
             self._tell(agent, messages.TreeRefused(node, "No space left on device"), delay_s)
         elif node in self._with_tree:
-            self._tell(agent, messages.TreePlaced(node, "5891"), delay_s)
+            torch = "2.10.0" if node % 2 and messages.TreePlaced in self._refuses else "2.9.0"
+            self._tell(agent, messages.TreePlaced(node, "5891", "/env", (("torch", torch),)), delay_s)
         else:
             self._tell(agent, messages.TreeLacks(node, (0, 2)), delay_s)
 
@@ -341,7 +344,7 @@ class World:
         self.fail(agent, status, PEER_GONE)
 
     def refuse(self, agent: Agent, number: int) -> None:
-        """From now on, ports can't be held, routes not be found, or workers not be started."""
+        """From now on, ports can't be held, routes not be found, workers not be started, or nodes differ."""
         self._refuses.add(_refused[number][0])
 
     def stall(self, agent: Agent, number: int) -> None:
@@ -477,10 +480,11 @@ def job_texts(draw: st.DrawFn) -> str:
     on_stall = draw(st.sampled_from(["warn", "stop", "restart"][: 3 if most else 2]))
     on_warning, grow = draw(st.sampled_from(["USR1", "TERM"])), draw(st.sampled_from(["restart", "now"]))
     container = draw(st.sampled_from(["", "container: {image: pytorch},"]))
+    success = draw(st.sampled_from(["all", "any", "rank 0"]))
     return f"""{{script: t.py, backend: gloo, gpus_per_node: 0, procs_per_node: {PROCS}, min_nodes: {fewest},
 nodes: {[f"n{i}" for i in range(nodes)]}, spares: {[f"s{i}" for i in range(spares)]}, timeouts: {{{limits}}},
 restarts: {{{restarts}}}, {container} {draw(st.sampled_from(["", "sync: true,"]))} elastic: {{grow: {grow}}},
-on_stall: {on_stall}, on_warning: {on_warning}}}"""
+on_stall: {on_stall}, on_warning: {on_warning}, success: {success}}}"""
 
 
 _waits = st.sampled_from([0.3, 0.0, 5.0, 20.0, 40.0, 400.0])
@@ -488,7 +492,8 @@ _nodes = st.sampled_from([1, 0, 1, 2, 3, 4])
 FAULTS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("end_clean", "vanish"), (0, 0, 10, 100)),
     **dict.fromkeys(("leave", "remark", "usurp"), (0,)),
-    **dict.fromkeys(("join", "refuse"), (0, 1, 2, 3)),
+    "join": (0, 1, 2, 3),
+    "refuse": (0, 1, 2, 3, 4, 5),
     "announce": (10, 0),
     "fail": (7, 1, -9, 0),
     "interrupt_there": (signal.SIGTERM, signal.SIGUSR1),
@@ -509,7 +514,10 @@ _fates: list[tuple[events.AllocationReported, ...]] = [
     (events.AllocationReported(True, "was cancelled"),),
 ]
 """What the scheduler says whenever it is asked; none = there is no scheduler."""
-_refused = [(orders.FindRoute,), (actions.StartWorkers,), (orders.HoldPort,), (orders.PlaceTree,)]
+_refused: list[tuple[Any, ...]] = [
+    *((orders.FindRoute,), (actions.StartWorkers,), (orders.HoldPort,), (orders.PlaceTree,)),
+    *((messages.RouteFound,), (messages.TreePlaced,)),
+]
 _starts = st.tuples(
     st.sampled_from([True, True, True, False]),
     st.sampled_from([*[()] * 4, *_refused]),
