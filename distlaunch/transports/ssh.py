@@ -108,7 +108,7 @@ class Ssh(Transport):
         python = python or "python3"
         text = _ADVICE[failure.kind].format(
             ssh=plain,
-            direct=plain.replace("ssh", "ssh -o BatchMode=yes", 1),
+            direct=plain.replace("ssh", "ssh -o BatchMode=yes -o ControlPath=none", 1),
             asking=plain.replace("ssh", "ssh -o StrictHostKeyChecking=ask", 1),
             python=python,
             version=f"{plain} {_remote([python, '-V'])}",

@@ -246,7 +246,8 @@ def test_commands_in_advice_can_be_pasted() -> None:
     assert "`python3 -V`" in Local().advice(LinkFailure(Kind.UNSTARTED), None)
     assert "`python:`" in Local().advice(LinkFailure(Kind.NO_PYTHON), None)
     _, *words = shlex.split(ODD.advice(LinkFailure(Kind.AUTHENTICATION), None).split("`")[1])
-    assert words[:2] == ["-o", "BatchMode=yes"] and words[-2:] == ["gpu-a", "true"]
+    assert words[:4] == ["-o", "BatchMode=yes", "-o", "ControlPath=none"]
+    assert words[-2:] == ["gpu-a", "true"]
 
 
 def test_advice_removes_a_changed_key_from_its_file() -> None:
