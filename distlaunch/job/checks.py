@@ -19,6 +19,7 @@ from distlaunch.job.types import Checked
 from distlaunch.transports import launchers, load
 from distlaunch.transports.container import BY_SRUN, Runtime
 from distlaunch.transports.slurm import SlurmStep
+from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import HOST
 from distlaunch.wording import counted, listed
 
@@ -307,6 +308,9 @@ def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
         for key in {*node} & {"python", "workdir", "env", "args", "script", "role"}:
             advice = f"remove {key} here, or move it to the top level"
             yield f"{path}.{key}", f"mpirun starts the same command everywhere: {advice}"
+    ways = ((each.path, each.reach) for each in spec.nodes[1:])  # mpirun runs on the first node
+    for path in {path for path, way in ways if isinstance(way, Ssh) and (way.user or way.port)}:
+        yield path, "mpirun ignores a node's user and port: set them in ssh_config on the first node instead"
     program = spec.program
     for key, word in (("python", program.python), (program.kind, program.words[0])):
         if (word or "").startswith("~"):

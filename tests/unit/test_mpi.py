@@ -64,6 +64,8 @@ DECIDED = [
     (f"{TWO}on_stall: stop", "on_stall: can't be combined with mpirun"),
     (f"{TWO}timeouts: {{join: 1m}}", "timeouts.join: can't be combined with mpirun"),
     ("script: t.py\nlauncher: mpirun\nnodes: [{host: a, env: {A: b}}]", "remove env here, or move it"),
+    (TWO.replace("b]", "'me@b[1-2]']"), "nodes[1]: mpirun ignores a node's user"),
+    (TWO.replace("b]", "{host: b, port: 2222}]"), "nodes[1]: mpirun ignores a node's user and port"),
 ]
 
 
@@ -74,7 +76,8 @@ def test_refuses_keys_that_mpirun_decides(text: str, words: str) -> None:
 
 
 def test_accepts_defaults_of_keys_that_mpirun_decides() -> None:
-    assert planned(f"{TWO}success: all\nsync: false\nspares: []\nrole: default").mpirun.hosts
+    first = TWO.replace("host: a", "host: me@a")  # distlaunch itself logs in to the first node
+    assert planned(f"{first}success: all\nsync: false\nspares: []\nrole: default").mpirun.hosts
 
 
 HOST = "7.0;tcp://10.0.0.1,192.168.0.1:4000;tcp6://[fd00::2]:4001"
