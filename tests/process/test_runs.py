@@ -332,7 +332,7 @@ def test_the_first_piece_is_told_from_the_beginning_of_its_line(restarted: Path,
     with contextlib.closing(Playback(str(moved), observer, lambda entry: entry.offset == 5)) as played:
         played.catch_up()
     (told,) = (call.args[0].data for call in observer.mock_calls if call[0] == "printed")
-    assert re.match(rb"(out|err) \d 0 0\n", told)
+    assert re.match(rb"(out|err) \d 0 0", told)
 
 
 # Logs
