@@ -102,7 +102,7 @@ def job_of(flags: Flags, here: Here) -> job.JobSpec:
             # None = the run's ID. torch also generates an ID, but with c10d only if the given one is empty.
             None if flags.standalone or unnamed else flags.rdzv_id or ("" if chosen else "none"),
         ),
-        limits=job.Limits(stop_s=_stop_s(flags, here)),
+        limits=job.Limits(join_s=job.FOREVER_S, stop_s=_stop_s(flags, here)),
         membership=job.Membership(grow="now" if fewest < most else "restart"),
         restarts=job.Restarts(flags.max_restarts, 0.0, job.FOREVER_S, repeat=True),
         placement=job.Placement(

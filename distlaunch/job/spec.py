@@ -172,7 +172,8 @@ class Limits(Frozen):
 MAX_GPUS = 4096
 """Maximum GPUs of a node. A larger number must be a mistake."""
 FOREVER_S = 1e9
-"""Seconds of an endless window, for torchrun, which counts --max-restarts over the whole run."""
+"""Seconds of an endless time, for torchrun, which counts --max-restarts over the whole run, and lets scripts
+decide how long ranks wait for each other."""
 
 
 ELASTIC_RESTARTS = 3

@@ -246,7 +246,7 @@ def test_a_bare_script_has_torchruns_defaults() -> None:
     assert made.program[:2] == ("script", ("s.py",))
     assert (made.rendezvous.host, made.rendezvous.port, made.rendezvous.id) == (None, None, None)
     assert (made.restarts.most, made.restarts.backoff_s, made.limits.stop_s) == (0, 0.0, 30.0)
-    assert (made.limits.lease_s, made.invocation.placeholders) == (30.0, False)
+    assert (made.limits.lease_s, made.limits.join_s, made.invocation.placeholders) == (30.0, 1e9, False)
     assert (made.program.python, made.program.role) == ("/usr/bin/python3", "default")
     assert made.placement.one_device is False
 
