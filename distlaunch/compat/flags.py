@@ -265,8 +265,8 @@ def parse_flags(
             values[flag.field] = _convert(flag, value)
     values |= (inherited := _from_environment(environ, values))
     values["given"], values["inherited"] = frozenset(values), frozenset(inherited)
-    if rest and rest[0] == "--":
-        rest.pop(0)
+    if "--" in rest[:2]:  # as in argparse, it may follow the script
+        rest.remove("--")
     if not rest and not values.get("help"):
         raise UsageError("no script given: put it after the flags and their values")
     script, args = "".join(rest[:1]), tuple(rest[1:])

@@ -12,7 +12,7 @@ from distlaunch.job.spec import FOREVER_S, JobSpec
 from distlaunch.job.text import fill
 from distlaunch.kubernetes.pods import GPU
 from distlaunch.plan.placement import DEFAULT_PORT
-from distlaunch.plan.shell_text import job_flags, torch_argument
+from distlaunch.plan.shell_text import dashes, job_flags, torch_argument
 
 Kind = Literal["job", "jobset", "trainjob"]
 GROUP = "node"
@@ -152,7 +152,7 @@ def command(pods: Pods) -> list[str]:
 def args(pods: Pods) -> list[str]:
     """Return the launcher's command line, which is the same in all pods."""
     spec = pods.spec
-    program = [spec.program.words[0], *map(torch_argument, spec.program.arguments)]
+    program = [*dashes(spec.program), spec.program.words[0], *map(torch_argument, spec.program.arguments)]
     # Write log files only if the job sets a directory, which outlives the pod.
     kept = unexpanded(spec.logs.directory)
     files = (f"--log-dir={kept}", "--tee=3", "--log-line-prefix-template=[${rank}] ")

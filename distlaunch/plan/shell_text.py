@@ -114,8 +114,13 @@ def _torchrun_line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str
     named = own.python  # otherwise, torchrun is looked up in PATH
     torchrun = [_quoted_path(named), "-m", "torch.distributed.run"] if named else ["torchrun"]
     args = map(quote, map(torch_argument, own.arguments))
-    words = " ".join([*torchrun, *map(quote, flags), program, *args])
+    words = " ".join([*torchrun, *map(quote, flags), *dashes(own), program, *args])
     return f"(cd {_quoted_path(own.workdir)} && {export}exec {words})"
+
+
+def dashes(program: Program) -> list[str]:
+    """Return `--` if it must precede the program: torchrun would remove one that directly follows it."""
+    return ["--"] if program.arguments[:1] == ("--",) else []
 
 
 def torch_argument(text: str) -> str:

@@ -234,7 +234,7 @@ _brace = st.sampled_from(
     [f"{{{name}}}" for name in (*PLACEHOLDERS, "a-b", "X1", "1")] + [*"{}x$", "{{", "}}", "local_rank"]
 )
 braces = st.lists(_brace, max_size=6).map("".join)
-arguments = st.lists(process_text | braces, max_size=5)
+arguments = st.lists(process_text | braces | st.just("--"), max_size=5)
 _scripts = process_text.filter(bool)
 _programs = (
     st.tuples(st.just(""), _scripts)

@@ -194,6 +194,7 @@ def test_one_pod_needs_no_service_and_no_endpoint() -> None:
     assert [each["kind"] for each in printed(JOBS["CPU"])] == ["ConfigMap", "Job"]
     words = ["torchrun", "--nnodes=1", "--nproc-per-node=4", "--shutdown-timeout=10", "train.py"]
     assert main(JOBS["CPU"])["args"] == words
+    assert main(JOBS["CPU"], "args=['--', a]")["args"] == [*words[:-1], "--", "train.py", "--", "a"]
 
 
 def test_keys_of_the_job_become_torchrun_flags() -> None:

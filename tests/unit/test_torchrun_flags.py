@@ -159,13 +159,16 @@ NAMES = st.sampled_from([word for flag in FLAGS for word in (flag.name, flag.nam
     st.sampled_from(["train.py", "./-x", "dir/s.py", "--"]),
 )
 def test_what_follows_the_script_is_not_touched(args: list[str], script: str) -> None:
-    flags = parse_flags(("--nproc-per-node=2", *(["--"] if script == "--" else []), script, *args), {})
+    dashes = ["--"] if script == "--" or args[:1] == ["--"] else []
+    flags = parse_flags(("--nproc-per-node=2", *dashes, script, *args), {})
     assert (flags.nproc_per_node, flags.script, flags.args) == ("2", script, tuple(args))
     assert job_of(flags, here_with()).program.args == tuple(args)
 
 
-def test_dashes_end_the_flags_once_and_a_script_follows() -> None:
+def test_dashes_end_the_flags_once_before_or_after_the_script() -> None:
     assert parsed("--", "--s.py", "--", "-m") == Flags(script="--s.py", args=("--", "-m"))
+    assert parsed("s.py", "--", "--", "-m") == Flags(script="s.py", args=("--", "-m"))
+    assert parsed("s.py", "-m", "--") == Flags(script="s.py", args=("-m", "--"))
     assert parsed("-") == Flags(script="-")
     for words in ((), ("--standalone",), ("--standalone", "--")):
         assert refusal(*words).startswith("no script given")
