@@ -317,8 +317,9 @@ class State(Frozen):
     @property
     def restart_count(self) -> int:
         """Return TORCHELASTIC_RESTART_COUNT: the number of earlier attempts, except those that lost their
-        port."""
-        return self.spec.restarts_before + sum(restart.why is not Why.PORT for restart in self.restarts)
+        port and, with torchrun, those that ended when a node joined."""
+        counted = (Why.FAILURE, Why.GROWTH) if self.spec.places else (Why.FAILURE,)
+        return self.spec.restarts_before + sum(restart.why in counted for restart in self.restarts)
 
     # The workers of the current attempt
 

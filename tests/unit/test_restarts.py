@@ -684,6 +684,8 @@ def test_grow_now_restarts_at_once_without_counting(wait_s: float, phase: Phase)
     assert (job.state.phase, job.state.members) == (Phase.RUNNING, (0, 2, 1))
     assert [restart.why for restart in job.state.restarts] == [Why.FAILURE, Why.GROWTH]
     assert job.state.restart_count == 2
+    torchrun = job.state._replace(spec=job.state.spec._replace(places={}))
+    assert torchrun.restart_count == 1
     job.now += wait_s
     job.restart()
     assert job.state.phase is phase
