@@ -344,10 +344,10 @@ class WorkerExited(Frozen):
     """A worker exited. `status` is its exit code, or the negative signal number.
 
     In a report, `at` is the node's monotonic time. In an event, it is the time since the run began.
-    `error_record` is {message, callstack} as written by torch's @record. `oom_kills` counts kills by the OOM
-    killer since the attempt began. `shm` is (size, free) of /dev/shm in bytes, or empty. `words` is the
-    worker's last output before it was signaled to stop. `unasked` is set if the worker exited with an error
-    before that signal.
+    `error_record` is {message, callstack, timestamp} as written by torch's @record. `oom_kills` counts kills
+    by the OOM killer since the attempt began. `shm` is (size, free) of /dev/shm in bytes, or empty. `words`
+    is the worker's last output before it was signaled to stop. `unasked` is set if the worker exited with an
+    error before that signal.
     """
 
     node: int

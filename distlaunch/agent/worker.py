@@ -65,7 +65,7 @@ class Worker:
                 pass  # now belongs to another user; the sweep after the grace period reports it
 
     def error_record(self) -> wire.Message | None:
-        """Read the {message, callstack} that torch's @record wrote to TORCHELASTIC_ERROR_FILE.
+        """Read the {message, callstack, timestamp} that torch's @record wrote to TORCHELASTIC_ERROR_FILE.
 
         Return None if there is no such record.
         """
@@ -77,14 +77,15 @@ class Worker:
 
 
 def _texts(message: object) -> wire.Message | None:
-    """Convert torch's `message`, a string or an object, to {message, callstack}; None if it is neither."""
+    """Convert torch's `message`, a string or an object, to an `error_record`; None if it is neither."""
     if isinstance(message, str):
-        return {"message": message, "callstack": ""}
+        message = {"message": message}
     if not isinstance(message, dict):
         return None
     extra = message.get("extraInfo")
-    callstack = extra.get("py_callstack") if isinstance(extra, dict) else None
-    return {"message": str(message.get("message") or ""), "callstack": str(callstack or "")}
+    extra = extra if isinstance(extra, dict) else {}
+    texts = message.get("message"), extra.get("py_callstack"), extra.get("timestamp")
+    return {name: str(text or "") for name, text in zip(("message", "callstack", "timestamp"), texts)}
 
 
 def environment(spec: WorkerSpec) -> dict[str, str]:

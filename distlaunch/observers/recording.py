@@ -319,8 +319,10 @@ def _keeps_output(state: State, node: int) -> bool:
 
 
 def _as_torch(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an error record in the format of torch's @record."""
-    extra = {"py_callstack": record.get("callstack", "")}
+    """Return an error record in the format of torch's @record, whose reader needs whole seconds."""
+    stamp = record.get("timestamp", "")
+    stamp = stamp if stamp.isdecimal() else str(int(time.time()))
+    extra = {"py_callstack": record.get("callstack", ""), "timestamp": stamp}
     return {"message": {"message": record.get("message", ""), "extraInfo": extra}}
 
 

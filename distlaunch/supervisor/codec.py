@@ -129,10 +129,10 @@ def _objects(values: tuple[Any, ...], name: str) -> tuple[Mapping[str, Any], ...
 
 
 def _error_record(record: Any, name: str) -> Mapping[str, str] | None:
-    """Return `message` and `callstack`, if they are strings. Truncate long lines, since all are shown."""
+    """Return the known texts, if they are strings. Truncate long lines, since all are shown."""
     if not isinstance(record, dict):
         return None
-    texts = {name: record.get(name) for name in ("message", "callstack")}
+    texts = {name: record.get(name) for name in ("message", "callstack", "timestamp")}
     return {name: _cut_lines(text) for name, text in texts.items() if isinstance(text, str)}
 
 

@@ -388,6 +388,7 @@ def test_the_launchers_own_error_file_gets_the_first_failure(launcher: list[str]
     assert launch(launcher, tmp_path, "worker.py", TORCHELASTIC_ERROR_FILE=str(own)).returncode
     message = json.loads(own.read_text())["message"]
     assert (message["message"], message["errorCode"]) == ("the root cause", 3)
+    assert message["extraInfo"] == {"py_callstack": "", "timestamp": "1"}  # torch's reader needs both
 
 
 def test_counts_restarts(tmp_path: Path, torchruns: Torchruns) -> None:

@@ -212,6 +212,7 @@ OF_RECORDS: list[tuple[Any, Any]] = [
     *((record, record) for record in ({}, RECORD, {"message": "m"}, {"callstack": "c"})),
     ({"message": {"message": "m"}, "callstack": "c"}, {"callstack": "c"}),
     ({"message": "m", "timestamp": 5, "extra": {}}, {"message": "m"}),
+    ({"message": "m", "timestamp": "5"}, {"message": "m", "timestamp": "5"}),
     ({"message": LONG}, {"message": CUT}),
     ({"callstack": f"{LONG}\nb\n{LONG}more"}, {"callstack": f"{CUT}\nb\n{CUT}"}),
     ({"message": "one\r\ntwo\n"}, {"message": "one\ntwo"}),
