@@ -142,7 +142,14 @@ def _open(
     child = _start(reach, reach.argv(), shared)
     nonce, same = os.urandom(16).hex(), reach.here and (named or PYTHON) == sys.executable and not inside
     streams = Streams(inside or [_opening(named)], nonce)
-    return Link(reach, child, streams, lambda: boot_text(bundle_for(same), nonce, index))
+    hidden = _hidden_from_sh() if isinstance(reach, Local) and not inside else ()
+    return Link(reach, child, streams, lambda: boot_text(bundle_for(same), nonce, index, hidden))
+
+
+def _hidden_from_sh() -> tuple[tuple[bytes, bytes], ...]:
+    """Return the variables that not every sh passes on, such as functions that bash has exported."""
+    lost = [name for name in os.environb if not (name.isascii() and name.decode().isidentifier())]
+    return tuple((name, os.environb[name]) for name in lost)
 
 
 def _open_step(steps: Mapping[int, SlurmStep], named: str | None) -> Link:

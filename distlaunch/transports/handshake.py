@@ -46,7 +46,7 @@ SCRIPT = (
 )
 
 _LOADER = """
-import marshal, zlib
+import marshal, os, zlib
 from _frozen_importlib_external import MAGIC_NUMBER
 def block(): return r(int(r(8)))
 magic, code, source = block(), block(), block()
@@ -54,6 +54,7 @@ same = magic == MAGIC_NUMBER
 codes = marshal.loads(zlib.decompress(code)) if same else eval(zlib.decompress(source))
 exec(marshal.loads(codes[SHIPPED]) if same else codes[SHIPPED])
 install(codes, PACKAGES)
+os.environb.update(HIDDEN)
 from distlaunch.agent.guardian import main
 main(NONCE, PLACE)
 """
@@ -76,9 +77,18 @@ class Bundle(Frozen):
     source: bytes
 
 
-def boot_text(bundle: Bundle, nonce: str, place: "int | tuple[str, Mapping[str, int]]") -> bytes:
-    """Return the input of step 3: a loader, then the modules in both forms. `place` goes to the guardian."""
-    names = f"PACKAGES, SHIPPED = {PACKAGES!r}, {SHIPPED!r}\nNONCE, PLACE = {(nonce, place)!r}\n"
+def boot_text(
+    bundle: Bundle,
+    nonce: str,
+    place: "int | tuple[str, Mapping[str, int]]",
+    hidden: Sequence[tuple[bytes, bytes]] = (),
+) -> bytes:
+    """Return the input of step 3: a loader, then the modules in both forms. `place` goes to the guardian.
+
+    `hidden` contains the variables that step 1 may have lost.
+    """
+    given = (nonce, place, hidden)
+    names = f"PACKAGES, SHIPPED = {PACKAGES!r}, {SHIPPED!r}\nNONCE, PLACE, HIDDEN = {given!r}\n"
     loader = zlib.compress((names + _LOADER).encode(), 1)
     blocks = (loader, bundle.magic, bundle.code, bundle.source)
     return b"".join(b"%08d" % len(block) + block for block in blocks)

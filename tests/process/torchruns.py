@@ -129,14 +129,17 @@ MAY_DIFFER = {
 }
 """Variables of ranks in which torchrun and distlaunch are not alike."""
 
+UNUSUAL = {"BASH_FUNC_f%%": "() {  echo 'a\nb'\n}", "my.var": "é"}
+"""Variables that dash, as the sh of many systems, doesn't pass on."""
+
 
 def environment(directory: Path, **more: str) -> dict[str, str]:
-    """The caller's, without what is a launcher's, with this checkout and a TMPDIR below `directory`."""
+    """The caller's, without what is a launcher's, with this checkout, a TMPDIR and UNUSUAL ones."""
     prefixes = ("PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "OMP_", "PYTHON", "ACCELERATE_")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(prefixes)}
     (directory / "tmp").mkdir(exist_ok=True)
     ours = {"PYTHONPATH": str(ROOT), "TMPDIR": str(directory / "tmp"), "CUDA_VISIBLE_DEVICES": ""}
-    return kept | ours | more
+    return kept | ours | UNUSUAL | more
 
 
 def launch(launcher: list[str], directory: Path, *words: str, **options: Any) -> Done:
