@@ -18,8 +18,8 @@ usage: distlaunch torchrun [flags] SCRIPT [script arguments]
 
 Run a torchrun command line with distlaunch. It starts in a tenth of a second, a failure on one node stops all
 nodes, and the exit status is that of the first worker that failed. The environment variable PET_<FLAG> sets
-a flag's default. Commands with etcd, --logs-specs or TORCHELASTIC_ENABLE_FILE_TIMER=1 are handed over to
-torch's own elastic agent.
+a flag's default. Commands that need torch's own elastic agent, such as those with etcd or --logs-specs, are
+handed over to it.
 
 flags:
 {flags}

@@ -17,7 +17,11 @@ from distlaunch.wording import counted
 _UNHANDLED = ("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 _RUN_PATH = "import runpy,sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
-_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
+_OF_TORCH = {
+    "TORCHELASTIC_ENABLE_FILE_TIMER": "1",
+    "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": r"[\d.]*[1-9].*",
+}
+"""Variables for torch's agent, each with a pattern of the values that have an effect."""
 _USED = ("is_host", "join_timeout", "timeout", "last_call_timeout", "store_type")
 
 
@@ -35,8 +39,9 @@ class Here(NamedTuple):
 
 def left_to_torch(flags: Flags, environ: Mapping[str, str]) -> str:
     """Return a flag or variable that only torch's elastic agent supports; "" = none."""
-    if environ.get(_FILE_TIMER) == "1":
-        return f"{_FILE_TIMER}=1"
+    for name, effective in _OF_TORCH.items():
+        if re.fullmatch(effective, environ.get(name, "")):
+            return f"{name}={environ[name]}"
     fewest, most = flags.nodes
     for flag in FLAGS:
         if flag.here == "handed over" and flag.field in flags.given:

@@ -374,9 +374,11 @@ LEFT_TO_TORCH = [
 
 @pytest.mark.parametrize(("words", "why"), LEFT_TO_TORCH)
 def test_some_flags_are_left_to_torch(words: str, why: str) -> None:
-    timer = "TORCHELASTIC_ENABLE_FILE_TIMER"
-    assert left_to_torch(parsed(*words.split(), "s.py"), {timer: "0"}) == why
-    assert left_to_torch(parsed("s.py"), {timer: "1"}) == f"{timer}=1"
+    timer, limit = "TORCHELASTIC_ENABLE_FILE_TIMER", "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+    for off in ("", "0", "0.0", "-1", "x"):  # as torch reads the limit
+        assert left_to_torch(parsed(*words.split(), "s.py"), {timer: "0", limit: off}) == why
+    for name, on in ((timer, "1"), (limit, "300"), (limit, "0.5")):
+        assert left_to_torch(parsed("s.py"), {name: on}) == f"{name}={on}"
 
 
 def test_names_flags_without_effect() -> None:
