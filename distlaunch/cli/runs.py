@@ -187,7 +187,7 @@ def stop(context: typer.Context, which: Which = None, now: Now = False, as_json:
 
     Like a second Ctrl-C, a second `stop` kills the ranks at once.
     """
-    queued = submission(which)
+    queued = submission(which, alone=True)
     run = None if queued else find(which, alone=True)  # among several active runs, don't choose one to stop
     # If canceling the queued job warns the ranks, cancel it. Otherwise, interrupt this run.
     if run and run.alive and (known := submission_of(run)) and known.warned:

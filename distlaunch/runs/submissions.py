@@ -6,7 +6,7 @@ import time
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
@@ -103,21 +103,46 @@ def submissions() -> dict[Ticket, Submission]:
     return found
 
 
-def submission(word: str | None) -> Submission | None:
+def submission(word: str | None, alone: bool = False) -> Submission | None:
     """Find a submission by its ID, or a waiting job by its name or file; None = one below this directory.
 
-    Raises `UsageError` for an ambiguous number.
+    A matching run comes first if it is active or began after the job was submitted. With `alone`, refuse
+    several matches that wait or are active. Raises `UsageError`, also for an ambiguous number.
     """
+    found, run = _matching(word), None
+    if not found or not _matches(found[0], word):  # its ID does
+        return next(iter(found), None)
+    with suppress(UsageError):
+        run = find(word)
+    active = [run.id] if run and not run.status.state.over else []
+    if alone and len(found) + len(active) > 1:
+        waiting = [each for each in found if not _is_over(each)]
+        if len(ids := [*(each.id for each in waiting), *active]) > 1:
+            which = f"of {word}" if word else "of this directory"
+            raise UsageError(f"several runs {which} wait or are active: {listed(ids)}; specify one by its ID")
+        found = waiting or found
+    later = run and run.status.began > found[0].at and not alone
+    return None if active or later else found[0]
+
+
+def _matching(word: str | None) -> list[Submission]:
+    """Return the submission with that ID, or else the waiting jobs that the word matches, latest first."""
     known = submissions().values()
     if word and re.fullmatch("[0-9]+_[0-9]+", word):
         with suppress(DistlaunchError):  # a task of an array, whose jobs have their own IDs
             word = next(iter(load(DEFAULT).look([word])), word)
     named = _of_id(word, known) or _beside_its_runs(word) if word and _ID.fullmatch(word) else None
     if named:
-        return named
+        return [named]
     waiting = [each for each in known if not each.end and each.at and _matches(each, word)]
-    newest = max(waiting, key=lambda each: each.at, default=None)
-    return newest if newest and latest_run(newest) is None else None
+    return sorted((each for each in waiting if not latest_run(each)), key=lambda each: -each.at)
+
+
+def _is_over(each: Submission) -> bool:
+    """Return whether the scheduler reports that the job has ended."""
+    with suppress(DistlaunchError):
+        return state_of(each).over
+    return False
 
 
 def submission_of(run: Run) -> Submission | None:
@@ -182,8 +207,8 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
     A place that isn't a directory refers to runs. The latest of them is listed even if it has ended. Raises
     `UsageError`.
     """
-    jobs = [submission(place) for place in places]
-    matched = (named(place, job is not None) for place, job in zip(places, jobs, strict=True))
+    jobs = [_matching(place) for place in places]
+    matched = (named(place, bool(found)) for place, found in zip(places, jobs, strict=True))
     named_here = list(filter(None, matched))
     known = dict(ChainMap(*named_here, dict(scanned(places)))) if places else directories()
     latest = {max(found, key=when) for found in named_here}
@@ -195,13 +220,15 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
         run = run_in(known[name])
         if run and (ended or name in latest or not run.status.state.over):
             found.append(run)
-    found += [] if most == 0 else _queued(places, jobs, found, ended)  # which may be later than the runs
+    found += (
+        [] if most == 0 else _queued(places, [*chain(*jobs)], found, ended)
+    )  # which may be later than the runs
     found += [] if places else afar(known)
     return sorted(found, key=lambda run: run.status.began, reverse=True)[:most]
 
 
 def _queued(
-    places: Sequence[str], jobs: Sequence[Submission | None], shown: Sequence[Run], ended: bool
+    places: Sequence[str], jobs: Sequence[Submission], shown: Sequence[Run], ended: bool
 ) -> list[Run]:
     """Return those of `jobs`, and of the jobs for `places`, that are in a queue or left it without a run."""
     if not os.path.exists(run_list.index_path()):
@@ -209,7 +236,7 @@ def _queued(
     inside = {os.path.abspath(each) for place in places for each in (place, os.path.join(place, LOGS))}
     return [
         run
-        for each, run in _waiting(shown, ended or any(jobs))
+        for each, run in _waiting(shown, ended or bool(jobs))
         if each in jobs or ((ended or not run.status.state.over) and (not places or each.directory in inside))
     ]
 
@@ -301,10 +328,16 @@ def run_of(word: str | None) -> Run:
 
 
 def state_of(queued: Submission) -> Queued:
-    """Query the scheduler for the job's state, unless its end is known. Raises `DistlaunchError`."""
+    """Query the scheduler for the job's state, and note its end, unless that is known.
+
+    Raises `DistlaunchError`.
+    """
     if queued.end:
         return Queued(queued.end)
-    return load(queued.scheduler).look([queued.id]).get(queued.id, GONE)
+    state = load(queued.scheduler).look([queued.id]).get(queued.id, GONE)
+    if state.over:
+        note_end(queued, state.state)
+    return state
 
 
 def _polled(queued: Submission) -> Queued:
@@ -332,8 +365,6 @@ def _next(
             state = _polled(queued)
             if state.over:
                 run = _newer(queued, before)
-                if not (run or queued.end):
-                    note_end(queued, state.state)
                 if not (run or before):
                     raise DistlaunchError(_without_run(queued, state))
                 return run
@@ -376,7 +407,8 @@ def cancel(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[R
     while not interrupts.any():
         run = latest_run(queued)
         if not (run and run.alive) and next(queries) and (state := _polled(queued)).over:
-            note_end(queued, CANCELLED if state == GONE else state.state)
+            if state == GONE:
+                note_end(queued, CANCELLED)
             break
         pause(interrupts, LOOK_S)
     run = latest_run(queued)

@@ -197,6 +197,22 @@ def test_a_job_killed_before_its_report_is_cancelled(queue: Queue, monkeypatch: 
         kill(pid)
 
 
+@pytest.mark.parametrize("queue", ["pbs"], indirect=True)
+def test_a_waiting_job_neither_hides_an_active_run_nor_is_stopped_instead(queue: Queue) -> None:
+    queue.hold()
+    job, file = queue.submit(SLEEPER), str(queue.directory / "train.yaml")
+    other = distlaunch("submit", file, status=0).stdout.strip()
+    which = "several runs of train wait or are active: {}; specify one by its ID"
+    assert which.format(f"{other}, {job}") in distlaunch("stop", "train", status=2).stderr
+    assert {row["run"] for row in rows("train")} == {other, job}
+    queue.tool("qdel", other)  # which nobody has looked up
+    run = distlaunch("run", "-d", file, status=0).stdout.strip()
+    assert which.format(f"{job}, {run}") in distlaunch("stop", "train", status=2).stderr
+    assert "ready" in distlaunch("logs", file, status=0).stdout
+    queue.tool("qdel", job)
+    assert f"{run}: CANCELLED" in distlaunch("stop", file, status=0).stderr
+
+
 @pytest.mark.parametrize("queue", ["grid-engine"], indirect=True)
 def test_stops_the_run_itself_where_its_script_asks_for_no_warning(queue: Queue) -> None:
     """qdel would be a SIGKILL."""
