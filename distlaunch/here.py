@@ -6,6 +6,14 @@ import signal
 import sys
 from collections.abc import Callable
 
+TERMINALS = "DISTLAUNCH_TERMINALS"
+"""The variable that contains the descriptors, 1 or 2, that reach a terminal over SSH."""
+
+
+def reaches_terminal(fd: int) -> bool:
+    """Return whether stdout (1) or stderr (2) is a terminal, or is sent to one over SSH."""
+    return os.isatty(fd) or str(fd) in os.environ.get(TERMINALS, "")
+
 
 def own_command() -> tuple[str, ...]:
     """Return a command that starts this program from any directory and at any later time.

@@ -16,6 +16,7 @@ from distlaunch.cli.options import Fold
 from distlaunch.cli.output import say, while_read
 from distlaunch.cli.runs import Which, ago_s, ended_words, follow_each
 from distlaunch.errors import UsageError
+from distlaunch.here import reaches_terminal
 from distlaunch.job.types import compiled
 from distlaunch.observers.console import FOLD_S, Folding, colored, harmless, wants_color
 from distlaunch.observers.observer import Observer, Printed
@@ -193,8 +194,8 @@ class LogLines(Observer):
         self._fold = Folding(self._take, FOLD_S if fold else 0.0)
         self._live, self._attempt = False, 0
         self._printed_of: int | None = None
-        self._terminal = sys.stdout.isatty()
-        self._colors = wants_color(self._terminal)
+        self._terminal = reaches_terminal(1)
+        self._colors = wants_color(sys.stdout.isatty())
         self.cut = ""
         """The last message about output that was not saved."""
 

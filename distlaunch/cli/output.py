@@ -5,9 +5,9 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
-from typing import TextIO
 
 from distlaunch.errors import DistlaunchError, Exit
+from distlaunch.here import reaches_terminal
 from distlaunch.wording import json_text
 
 
@@ -49,7 +49,7 @@ def print_text(text: str) -> None:
 
     If the reader closes the pipe, the command exits with the status that shells use.
     """
-    text = _shown(text, sys.stdout)
+    text = _shown(text, 1)
     with while_read():
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -74,12 +74,12 @@ def print_run(run: str) -> None:
 def say(text: str) -> None:
     """Print a message on stderr, if possible; escaped on a terminal, because messages may quote files."""
     with contextlib.suppress(OSError):  # a full disk must not stop a job, or change an exit status
-        for line in _shown(text, sys.stderr).splitlines():
+        for line in _shown(text, 2).splitlines():
             print(f"distlaunch: {line}", file=sys.stderr)
 
 
-def _shown(text: str, stream: TextIO) -> str:
-    if not stream.isatty():
+def _shown(text: str, fd: int) -> str:
+    if not reaches_terminal(fd):
         return text
     from distlaunch.observers.console import escape
 

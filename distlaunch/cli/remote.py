@@ -18,6 +18,7 @@ from distlaunch.cli.job_file import job_of, read_job, read_text
 from distlaunch.cli.output import print_raw, print_run, print_text, say
 from distlaunch.cli.own_archive import payload, payload_key
 from distlaunch.errors import DistlaunchError, Exit, UsageError
+from distlaunch.here import TERMINALS
 from distlaunch.job.document import flow_text
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.run_list import note_end_seen, note_way
@@ -120,6 +121,9 @@ def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = prin
     With the `name` of a run, Ctrl-C and a lost connection print that the run is not stopped. Raises
     `DistlaunchError`.
     """
+    if show is print_raw:  # escaping must be done by lines, so it is done there
+        shown = "".join(str(fd) for fd in (1, 2) if os.isatty(fd))
+        request = request._replace(env={**request.env, TERMINALS: shown})
     # A shell that reads one line from stdin, so that the login shell's quoting doesn't matter.
     argv = ssh.argv_for("exec /bin/sh -c 'read -r line; eval \"$line\"'")
     began = False

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from distlaunch.here import reaches_terminal
 from distlaunch.observers.outlet import Outlet
 from distlaunch.wording import counted, spans
 
@@ -75,10 +76,10 @@ class Console:
         if not self._together:
             output = Outlet(1, lambda error: self._broken("stdout", 1, error), waits)
         self._outlets = (output, errors)
-        self._terminal = (os.isatty(output_fd), os.isatty(2))
-        self.has_terminal = self._terminal[1]
-        """Whether messages go to a terminal."""
-        self._colored = tuple(map(wants_color, self._terminal))
+        self._terminal = (reaches_terminal(output_fd), reaches_terminal(2))
+        self.has_terminal = os.isatty(2)
+        """Whether messages go to a terminal of this machine."""
+        self._colored = (wants_color(os.isatty(output_fd)), wants_color(self.has_terminal))
         self._recent: deque[Stream] = deque(maxlen=MAX_RECENT)
         self._progress_shown: dict[Stream, float] = {}
         self._lines = Lines()
@@ -159,7 +160,7 @@ class Console:
         self._end_live()
         for said in text.splitlines():
             self.said.add(said)
-            line = f"distlaunch: {escape(said) if self.has_terminal else said}"
+            line = f"distlaunch: {escape(said) if self._terminal[1] else said}"
             if self._colored[1] and level in _LEVEL_COLORS:
                 line = f"\x1b[{_LEVEL_COLORS[level]}m{line}\x1b[0m"
             begin = b"\n" if self._in_line[1] else b""  # not in the middle of a worker's line

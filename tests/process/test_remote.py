@@ -14,7 +14,16 @@ from distlaunch.cli.job_file import load_job
 from distlaunch.cli.remote import Request, run_on, run_there
 from distlaunch.errors import DistlaunchError
 from distlaunch.transports.ssh import Ssh
-from tests.harness import Going, distlaunch, distlaunch_argv, program, running, wait_until, write_job
+from tests.harness import (
+    Going,
+    distlaunch,
+    distlaunch_argv,
+    on_a_terminal,
+    program,
+    running,
+    wait_until,
+    write_job,
+)
 from tests.process.commands import ONE
 
 
@@ -130,6 +139,21 @@ def test_a_run_that_another_host_controls_is_found_by_id_and_job_file(tmp_path: 
         over = write_job(tmp_path, f"raise SystemExit({status})", ONE + keys)
         assert distlaunch("run", "--on", "alias", str(over), **around).returncode == status
     assert distlaunch("ps", "--json", **around).stdout == "[]\n"
+
+
+def test_a_terminal_gets_no_control_sequences_from_another_host(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    pipes = '{ /bin/sh -c "$last" 2>&1 >&3 | cat >&2; } 3>&1'  # ssh runs commands without a terminal
+    program(tmp_path / "bin/ssh", f"for last; do :; done\n{pipes}")
+    writes = r"import os; os.write(1, b'\33]0;out\7\n'); os.write(2, b'\33[2Jerr\n')"
+    job = write_job(tmp_path, writes, ONE)
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    _, shown = on_a_terminal("run", "--on", "alias", str(job), PATH=path)
+    _, again = on_a_terminal("logs", f"alias:{next((tmp_path / 'runs').iterdir())}", PATH=path)
+    for text in (shown, again):
+        assert rb"\x1b]0;out\x07" in text
+        assert rb"\x1b[2Jerr" in text
+        assert b"\x1b" not in text
 
 
 def test_ctrl_c_while_a_run_starts_on_another_host_stops_it(tmp_path: Path) -> None:
