@@ -17,6 +17,7 @@ from distlaunch.cli.runs import ago_s
 from distlaunch.errors import Exit, UsageError, reason
 from distlaunch.observers.run_list import forget, listed, ways
 from distlaunch.runs.run import Run, check_directory, directories, heard, run_in, scanned
+from distlaunch.runs.submissions import ended_before
 from distlaunch.supervisor.status import RunState
 from distlaunch.wording import counted, size_words
 
@@ -87,14 +88,13 @@ def _size(directory: str) -> int:
 
 
 def _forget_missing(before: float) -> None:
-    """Remove runs without a directory from the list, and those started on another host before that time."""
+    """Remove runs without a directory from the list; of other hosts' runs and submissions, only old ones."""
     here = os.uname().nodename  # other machines' disks may not be visible here
     with contextlib.suppress(OSError):
         own = [each for each in listed().values() if each.host == here]
         missing = [each.run for each in own if not os.path.isdir(each.directory)]
-        forget(
-            [*missing, *(run for run, way in ways().items() if way["at"] < before and run not in listed())]
-        )
+        sent = (run for run, way in ways().items() if way["at"] < before and run not in listed())
+        forget([*missing, *sent, *ended_before(before)])
 
 
 def _tell(done: Sequence[dict[str, Any]], dry: bool) -> None:

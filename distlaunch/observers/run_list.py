@@ -124,12 +124,12 @@ def ticket_of(line: Mapping[str, Any]) -> Ticket | None:
     return Ticket(scheduler, queued) if isinstance(queued, str) and isinstance(scheduler, str) else None
 
 
-def forget(runs: Iterable[str]) -> None:
-    """Remove runs from the list. Raises OSError."""
-    gone, path = set(runs), index_path()
+def forget(known: Iterable[str | Ticket]) -> None:
+    """Remove runs and submissions from the list. Raises OSError."""
+    gone, path = set(known), index_path()
     with _locked(path) as fd:
         text = os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
-        kept = [line for line in _objects(text) if line.get("run") not in gone]
+        kept = [line for line in _objects(text) if line.get("run", ticket_of(line)) not in gone]
         os.ftruncate(fd, 0)
         os.write(fd, b"".join(map(_encoded, kept)))
 

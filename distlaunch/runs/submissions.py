@@ -145,6 +145,13 @@ def _is_over(each: Submission) -> bool:
     return False
 
 
+def ended_before(at: float) -> Iterator[Ticket]:
+    """Yield the jobs submitted before a time that have ended, and whose runs have no directories."""
+    for each in submissions().values():
+        if each.end and 0 < each.at < at and not any(map(os.path.isdir, _directories(each))):
+            yield Ticket(each.scheduler, each.id)
+
+
 def submission_of(run: Run) -> Submission | None:
     """Return the submission whose latest run is this one."""
     entry = run_list.listed().get(run.id)
@@ -183,15 +190,16 @@ def latest_run(each: Submission) -> Run | None:
     return next(iter(_read(each, _directories(each)[-1:])), None)
 
 
+def _has_run(each: Submission) -> bool:
+    """Return whether the job has been started, even if the directory of its run was removed."""
+    return latest_run(each) is not None or not all(map(os.path.isdir, _directories(each)[-1:]))
+
+
 def _directories(each: Submission) -> list[str]:
     """Return the directories of a job's runs, the latest last. A user's own script may start several runs."""
     starts = run_list.starts_in(run_list.starts_path(each.directory, each.id, each.scheduler))
     if starts:
         return [os.path.join(each.directory, start.run) for start in starts]
-    return _listed_directories(each)
-
-
-def _listed_directories(each: Submission) -> list[str]:
     ticket = Ticket(each.scheduler, each.id)
     return [run.directory for run in run_list.listed().values() if run.queued == ticket]
 
@@ -248,7 +256,7 @@ def _waiting(shown: Sequence[Run], ended: bool) -> Iterator[tuple[Submission, Ru
     """
     known = [each for each in submissions().values() if each.at]
     if ended:
-        yield from ((each, _ended(each, each.end)) for each in known if each.end and not latest_run(each))
+        yield from ((each, _ended(each, each.end)) for each in known if each.end and not _has_run(each))
     alive = {run.id for run in shown if run.alive}
     latest = {each: latest_run(each) for each in known if not each.end}
     open_ = [each for each, run in latest.items() if not (run and run.id in alive)]
@@ -270,7 +278,7 @@ def _queried(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterat
             yield each, each.as_run(RunState.PENDING if state.waits else RunState.CONNECTING, state.words)
             continue
         note_end(each, state.state)
-        if ended and not latest_run(each):
+        if ended and not _has_run(each):
             yield each, _ended(each, state.state)
 
 
@@ -381,7 +389,7 @@ def _newer(queued: Submission, before: Run | None) -> Run | None:
 
 
 def _without_run(queued: Submission, state: Queued) -> str:
-    if _listed_directories(queued):
+    if _has_run(queued):
         return f"{queued.name} {state.ending}; the directory of its run was removed"
     return f"{queued.name} {state.ending} without starting a run{_see(queued)}"
 

@@ -237,6 +237,19 @@ def test_reports_a_script_that_never_starts_distlaunch(queue: Queue) -> None:
     assert row["why"] == f"{queue.title}: {why}; see {queue.file('out')}"
 
 
+@pytest.mark.parametrize("queue", ["pbs"], indirect=True)
+def test_a_job_whose_run_was_deleted_is_not_listed_as_failed(queue: Queue) -> None:
+    job, known = queue.submit(HELLO), queue.directory / "state/distlaunch/runs.jsonl"
+    distlaunch("wait", job, status=0)
+    before = known.read_text()
+    distlaunch("prune", "--older", "0s", status=0)
+    assert known.read_text() == ""
+    known.write_text(before)  # as with a job that was submitted later than what is old
+    assert rows("--all") == []
+    told = f"{queue.name} left the queue; the directory of its run was removed"
+    assert told in distlaunch("wait", job, status=1).stderr
+
+
 def test_reports_a_refusal_in_the_schedulers_words_and_leaves_nothing(queue: Queue) -> None:
     nowhere = f"{queue.section.partition(':')[0]}.queue=none"
     done = distlaunch("submit", str(queue.job(HELLO)), "--set", nowhere, status=1)
