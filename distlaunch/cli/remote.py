@@ -29,6 +29,8 @@ NO_PYTHON = 95
 """Exit status of the remote shell if Python is missing or too old."""
 WAS_255 = 94
 """Exit status of the remote command instead of 255, with which ssh itself exits if the connection fails."""
+NOT_OF_THE_RUN = 93
+"""Exit status of the remote command instead of 1 if it crashed, or failed to follow a run: not the run's."""
 _FIND_PYTHON = (
     "for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do "
     'if "$p" -c "import sys; sys.exit(sys.version_info < (3, 10))" 2>/dev/null; then break; fi; p=; done; '
@@ -38,10 +40,11 @@ _READY = re.compile(rb"\0distlaunch: (have|need)\n")
 """The first output of the remote program, after any output of shell start-up files."""
 _PLACE = """
 import os, sys
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), os._exit(NOT_OF_THE_RUN))
 cache = os.environ.get("XDG_CACHE_HOME", "")
 top = os.path.join(cache if os.path.isabs(cache) else os.path.expanduser("~/.cache"), "distlaunch")
 home = os.path.join(top, {key!r})
-"""
+""".replace("NOT_OF_THE_RUN", str(NOT_OF_THE_RUN))
 _RECEIVE = """
 import contextlib, io, json, shutil, signal, stat, tempfile, threading, time, zipfile
 os.makedirs(top, 0o700, exist_ok=True)
@@ -94,8 +97,11 @@ sys.argv = ["distlaunch", *words]
 leave = os._exit
 os._exit = lambda status: leave(WAS_255 if status == 255 else status)
 from distlaunch.__main__ import main
+from distlaunch.errors import DistlaunchError
+if words[0] in ("attach", "wait"):
+    DistlaunchError.exit_status = NOT_OF_THE_RUN
 main()
-""".replace("WAS_255", str(WAS_255))
+""".replace("WAS_255", str(WAS_255)).replace("NOT_OF_THE_RUN", str(NOT_OF_THE_RUN))
 """Programs for the other machine: `_PLACE` names the cache for distlaunch there; `_RECEIVE` reads the request
 and, unless it is cached, distlaunch; `_START` runs distlaunch."""
 
@@ -185,12 +191,17 @@ def _read(process: "subprocess.Popen[bytes]") -> bytes:
 
 
 def _status(ssh: Ssh, status: int, began: bool) -> int:
-    """Return the exit status of a command run over SSH. Raises `DistlaunchError` if Python is missing."""
+    """Return the exit status of a command run over SSH.
+
+    Raises `DistlaunchError` if Python is missing, or if the command failed to follow a run.
+    """
     if status == NO_PYTHON and not began:
         raise DistlaunchError(
             f"{ssh.host}: found no Python 3.10 or later (tried python3 and python3.10 to python3.14 in the "
             "PATH of SSH commands); install one there, or add it to that PATH"
         )
+    if status == NOT_OF_THE_RUN and began:
+        raise DistlaunchError  # it has printed the reason
     if status == 255 and began:
         say(f"the SSH connection to {ssh.host} was lost")
         return Exit.UNREACHABLE

@@ -124,6 +124,12 @@ def test_a_run_that_another_host_controls_is_found_by_id_and_job_file(tmp_path: 
         assert re.search(rf"{run} +RUNNING +2 ", distlaunch("ps", word, **around).stdout)
     both = distlaunch("ps", run, "alias:", **around, status=2)
     assert f"{run} is on another host, so it must be the only one" in both.stderr
+    events = tmp_path / "there/logs" / run / "events.jsonl"
+    whole = events.read_bytes()
+    events.write_bytes(re.sub(rb'("version": )\d', rb"\g<1>9", whole))
+    distlaunch("attach", run, **around, status=1)  # which is not the run's end
+    events.write_bytes(whole)
+    assert run in distlaunch("ps", "--json", **around).stdout
     attached = Going(tmp_path, distlaunch_argv("attach", "-a", run), **around)
     attached.wait_for("here")
     attached.process.send_signal(signal.SIGINT)
