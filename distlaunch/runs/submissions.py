@@ -53,11 +53,6 @@ class Submission(Frozen):
         """Return the job's display name."""
         return f"{title_of(self.scheduler)} job {self.id}"
 
-    @property
-    def warned(self) -> bool:
-        """Return whether ranks get a termination warning. Scripts that `submit` writes ensure this."""
-        return bool(self.at) or load(self.scheduler).warns
-
     def as_run(self, state: RunState, why: str) -> Run:
         """Return this submission, which has no run, as an entry for lists of runs."""
         at = self.at or time.time()

@@ -98,8 +98,6 @@ class Scheduler:
     """The name for a group of tasks, in messages."""
     answers = False
     """Whether the scheduler can report why a job ended (`fate_argv`, `fate`) and requeue it (`requeue`)."""
-    warns = True
-    """Whether the ranks of every job get a termination warning when the job is canceled."""
     chooses = "set nodes to the number of nodes"
     """Advice for a job that lists its hosts."""
     section: Record

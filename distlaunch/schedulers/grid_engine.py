@@ -40,7 +40,6 @@ class GridEngine(base.Scheduler):
     harmless = ("USR1",)  # SIGUSR2 announces the end
     ends = ("qdel",)  # `qdel -f` is for administrators and unresponsive hosts
     over = re.compile("does not exist")
-    warns = False  # only if the script requests it, as submitted scripts do
     section = base.section(
         {
             "pe": Field(LINE, "Parallel environment, which places slots on hosts; see `qconf -spl`."),
