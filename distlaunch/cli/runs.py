@@ -189,7 +189,7 @@ def stop(context: typer.Context, which: Which = None, now: Now = False, as_json:
     """
     queued = submission(which, alone=True)
     run = None if queued else find(which, alone=True)  # among several active runs, don't choose one to stop
-    # Only a job that `submit` has submitted is the run: another may be an interactive allocation, for example.
+    # Only a job that `submit` has submitted is the run; another may be an interactive allocation.
     known = submission_of(run) if run and run.alive else None
     if known and known.at:
         queued = known
