@@ -68,7 +68,10 @@ def note(submission: Submission) -> None:
 
 
 def note_end(submission: Submission, end: str) -> None:
-    """Record how a submission ended, so that the scheduler, which will forget it, isn't queried again."""
+    """Record how a submission ended, so that the scheduler, which will forget it, isn't queried again.
+
+    "" = it hasn't ended after all.
+    """
     _note(submission, end=end)
     if end == CANCELLED:
         run_list.note_stop(submission.directory, submission.id, submission.scheduler)
@@ -335,11 +338,11 @@ def state_of(queued: Submission) -> Queued:
 
     Raises `DistlaunchError`.
     """
-    if queued.end:
+    if queued.end not in ("", GONE.state):  # another cluster may have noted that its queue has no such job
         return Queued(queued.end)
     state = load(queued.scheduler).look([queued.id]).get(queued.id, GONE)
-    if state.over:
-        note_end(queued, state.state)
+    if (end := state.state if state.over else "") != queued.end:
+        note_end(queued, end)
     return state
 
 

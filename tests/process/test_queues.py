@@ -162,6 +162,19 @@ def test_a_job_is_stopped_while_it_waits(queue: Queue) -> None:
     check_stop_before_start(queue.name, queue.submit(HELLO), "88")
 
 
+@pytest.mark.parametrize("queue", ["pbs"], indirect=True)
+def test_a_job_is_stopped_although_another_cluster_did_not_find_it(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.hold()
+    job = queue.submit(HELLO)
+    with monkeypatch.context() as there:
+        there.setenv("QUEUE", str(queue.directory))
+        assert rows() == []
+    assert f"{queue.name} has not started" in distlaunch("logs", job, status=1).stderr
+    check_stop_before_start(queue.name, job)
+
+
 def test_a_job_is_stopped_by_its_name_while_it_runs(queue: Queue) -> None:
     job, status = queue.submit(SLEEPER), 130 if queue.kind == "lsf" else 143
     queue.wait_for(queue.id, "ready", 2)
