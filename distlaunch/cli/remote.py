@@ -66,9 +66,9 @@ else:
         os.rename(fresh, home)
     except OSError:
         shutil.rmtree(fresh)
-    for other in os.scandir(top):  # versions not used for a month
+    for other in os.scandir(top):  # versions not used for a year: queued jobs start from theirs
         with contextlib.suppress(FileNotFoundError):  # another command has removed it
-            if other.stat().st_mtime < time.time() - 30 * 86400:
+            if other.stat().st_mtime < time.time() - 365 * 86400:
                 shutil.rmtree(other.path, ignore_errors=True)
 os.environ.update(request["env"])
 if request["directory"]:
