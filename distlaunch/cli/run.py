@@ -229,6 +229,7 @@ def run_detached(spec: JobSpec, quiet: bool = False) -> int:
     Once all ranks have started, print only the ID of the run on stdout and return 0. If the run ends earlier,
     return its exit status. Meanwhile, signals are forwarded to the controller.
     """
+    os.getcwd()  # if it no longer exists, `main` reports that; the fork can't
     read, write = os.pipe()
     stops = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
     signal.pthread_sigmask(signal.SIG_BLOCK, stops)  # until they can be forwarded

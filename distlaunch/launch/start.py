@@ -77,6 +77,7 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
     transport can't be started.
     """
     check_allocation(spec)
+    os.getcwd()  # it is listed with the run; if it no longer exists, fail before there is a run directory
     if spec.mpirun.argv:
         from distlaunch.plan.other_launchers import under_mpirun  # few jobs are for MPI
 

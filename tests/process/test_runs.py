@@ -168,6 +168,18 @@ def test_reports_a_detached_run_that_cannot_start(tmp_path: Path) -> None:
         assert listed(tmp_path) == []
 
 
+@pytest.mark.parametrize("words", [["run"], ["run", "-d"]])
+def test_a_directory_that_was_deleted_is_reported_before_there_is_a_run(
+    tmp_path: Path, words: list[str]
+) -> None:
+    job, gone = write_job(tmp_path, "pass", ONE), tmp_path / "gone"
+    gone.mkdir()
+    argv = ["sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", *distlaunch_argv(*words, str(job))]
+    done = completed(argv, cwd=gone, env={**os.environ, "PYTHONPATH": str(ROOT)}, status=2)
+    assert "distlaunch: the current directory no longer exists: cd to one that does\n" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 def test_ctrl_c_before_all_ranks_have_started_ends_the_run(tmp_path: Path) -> None:
     """The agent's interpreter waits for a gate that stays shut."""
     os.mkfifo(tmp_path / "shut")
