@@ -215,14 +215,6 @@ def _status(ssh: Ssh, status: int, began: bool) -> int:
     return 255 if status == WAS_255 else status if status >= 0 else 128 - status
 
 
-def with_rest(words: Sequence[str], word: str, rest: str) -> tuple[str, ...]:
-    """Return `words` with `rest` in place of `word`, or at the end if `word` is missing."""
-    if word not in words:
-        return (*words, rest)
-    at = len(words) - 1 - list(reversed(words)).index(word)
-    return (*words[:at], *([rest] if rest else []), *words[at + 1 :])
-
-
 def run_on(
     host: str,
     job: str,

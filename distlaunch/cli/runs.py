@@ -38,6 +38,8 @@ _WHICH = (
 
 
 _NAME = "DISTLAUNCH_NAME"
+_RUN = "DISTLAUNCH_RUN"
+"""The variable with the run that a command from another host is for, instead of the word in its arguments."""
 """The variable that contains a run's name on the machine where the user typed the command."""
 _OF_ENDED = ("bundle", "checkout", "logs", "report", "why")
 """Commands used mostly for runs that have ended."""
@@ -71,6 +73,8 @@ class OnRuns(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Call the command, unless it runs elsewhere. Called by Click."""
         ctx.meta["ssh_config"] = ctx.params.pop("ssh_config")
+        if (run := os.environ.pop(_RUN, None)) is not None:
+            ctx.params |= {"places": [run] * bool(run)} if "places" in ctx.params else {"which": run or None}
         for word in ctx.params.get("places", [ctx.params.get("which")]) or ():
             run_elsewhere(ctx, word)
         return super().invoke(ctx)
@@ -261,16 +265,22 @@ def run_elsewhere(context: typer.Context, word: str | None) -> None:
 def _run_there(context: typer.Context, typed: str, run: str, way: Sequence[Any]) -> int:
     """Run this command for `run` instead of the `typed` word, and return its exit status.
 
-    `way` are the arguments of `ssh_to`. Raises `UsageError` if there are other words, too.
+    `way` are the arguments of `ssh_to`. Raises `UsageError` if there are other words, too, or if the command
+    would write files there.
     """
-    from distlaunch.cli.remote import Request, run_there, show_there, ssh_to, with_rest
+    from distlaunch.cli.remote import Request, run_there, show_there, ssh_to
 
     if len(context.params.get("places") or ()) > 1:
         raise UsageError(f"{typed} is on another host, so it must be the only one; use a command for each")
-    ssh, words = ssh_to(*way), with_rest(context.obj.words, typed, run)
-    if context.command.name == "view":
-        return show_there(ssh, words, {_NAME: typed})
-    return run_there(ssh, Request(words), name=(typed or run) if context.command.name == "attach" else "")
+    ssh, words, command = ssh_to(*way), context.obj.words, context.command.name
+    files = {context.params.get("output"), context.params.get("trace")} - {None}
+    unnamed = set() if context.params.get("as_json") else {None}
+    if command == "checkout" or (command in ("report", "bundle") and (files or unnamed) - {"-"}):
+        do = "use it there" if command == "checkout" else "add -o - and redirect stdout"
+        raise UsageError(f"{command} would write its files on {ssh.host}; {do}")
+    if command == "view":
+        return show_there(ssh, words, {_NAME: typed, _RUN: run})
+    return run_there(ssh, Request(words, env={_RUN: run}), name=(typed or run) if command == "attach" else "")
 
 
 def follow_each(which: str | None, show: Callable[[Run, Interrupts], Run], detaches: bool = False) -> Run:

@@ -111,7 +111,7 @@ def test_a_run_that_another_host_controls_is_found_by_id_and_job_file(tmp_path: 
     program(ssh, named + answers)
     (tmp_path / "config").touch()
     keys = f"{nodes}ssh: {{config: config}}\nlogs: {{dir: {tmp_path}/there/logs}}\n"
-    job = write_job(tmp_path, "print('here', flush=True)\nimport signal\nsignal.pause()", ONE + keys)
+    job = write_job(tmp_path, "print('here job', flush=True)\nimport signal\nsignal.pause()", ONE + keys)
     own = {"PATH": f"{ssh.parent}:{os.environ['PATH']}", "XDG_STATE_HOME": f"{tmp_path}/s"}
     around: dict[str, Any] = {"env": os.environ | own}
     run = distlaunch("run", "-d", "-n", "2", "--on", "alias", str(job), **around).stdout.strip()
@@ -137,6 +137,10 @@ def test_a_run_that_another_host_controls_is_found_by_id_and_job_file(tmp_path: 
     assert f"detached from {run} without stopping it; `distlaunch stop {run}` stops it" in attached.stderr
     assert f"{run}: CANCELLED" in distlaunch("stop", str(job), **around).stderr
     assert "here" in distlaunch("logs", run[:-3], **around).stdout
+    assert "here job\n" in distlaunch("logs", "job", "--grep", "job", **around).stdout
+    told = distlaunch("report", run, **around, status=2).stderr
+    assert "report would write its files on alias; add -o - and redirect stdout" in told
+    assert distlaunch("report", run, "-o", "-", **around, status=0).stdout.startswith("<!DOCTYPE html>")
     words = ["why", "--ssh-config", f"{tmp_path}/config", "alias:"]
     none = distlaunch(*words, **around, cwd=ssh.parent, status=2)
     lists = f"`distlaunch ps -a --ssh-config {tmp_path}/config alias:` lists all runs on alias"
