@@ -677,7 +677,6 @@ def test_the_list_of_runs_is_only_a_hint(tmp_path: Path, known_runs: Path) -> No
 
 
 @pytest.mark.usefixtures("known_runs")
-@pytest.mark.usefixtures("known_runs")
 def test_prune_deletes_old_runs_that_are_over_here_or_elsewhere(tmp_path: Path, gate: Path) -> None:
     going = left(tmp_path)
     note_way("sent-20260101-120000-0a1b2c3d", "", ("localhost",))
