@@ -63,7 +63,7 @@ def main() -> int:
             spec = load_job(request["path"], request["overrides"], request["args"], typed)
             check_not_simulated(spec)
             if spec.stdin != "none":
-                raise spec.error("stdin", "a job of a Python program has no stdin; remove the key")
+                raise spec.error("stdin", "a job started with the Python API has no stdin; remove the key")
             spec = with_code(spec)
             start = start_run(_calling(spec, request["call"]) if "call" in request else spec)
         except DistlaunchError as error:

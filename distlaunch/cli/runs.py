@@ -38,9 +38,9 @@ _WHICH = (
 
 
 _NAME = "DISTLAUNCH_NAME"
+"""The variable that contains a run's name on the machine where the user typed the command."""
 _RUN = "DISTLAUNCH_RUN"
 """The variable with the run that a command from another host is for, instead of the word in its arguments."""
-"""The variable that contains a run's name on the machine where the user typed the command."""
 _OF_ENDED = ("bundle", "checkout", "logs", "report", "why")
 """Commands used mostly for runs that have ended."""
 
@@ -276,7 +276,8 @@ def _run_there(context: typer.Context, typed: str, run: str, way: Sequence[Any])
     files = {context.params.get("output"), context.params.get("trace")} - {None}
     unnamed = set() if context.params.get("as_json") else {None}
     if command == "checkout" or (command in ("report", "bundle") and (files or unnamed) - {"-"}):
-        do = "use it there" if command == "checkout" else "add -o - and redirect stdout"
+        option = "--trace -" if context.params.get("trace") else "-o -"
+        do = "use it there" if command == "checkout" else f"use {option} and redirect stdout"
         raise UsageError(f"{command} would write its files on {ssh.host}; {do}")
     if command == "view":
         return show_there(ssh, words, {_NAME: typed, _RUN: run})

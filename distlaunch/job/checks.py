@@ -179,7 +179,8 @@ def _variables(reading: Reading) -> Mistakes:
                 own = f", or set {name.lower()} instead" if name.lower() in JOB.fields else ""
                 yield f"{path}env.{name}", f"distlaunch sets {name} for each worker; remove it{own}"
             elif name == "CUDA_VISIBLE_DEVICES" and own_gpu:
-                yield f"{path}env.{name}", "virtual_local_rank sets it for each worker; remove one of them"
+                what = "virtual_local_rank sets it for each worker: remove one of them"
+                yield f"{path}env.{name}", f"{what}; to choose GPUs, set the variable on the node instead"
             elif value is None and name not in around.environ and not around.in_image:
                 close = nearest(name, around.environ, 0.8)
                 hint = f"did you mean {close}? Otherwise, " if close else ""
@@ -309,7 +310,7 @@ def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
             advice = f"remove {key} here, or move it to the top level"
             yield f"{path}.{key}", f"mpirun starts the same command everywhere: {advice}"
     ways = ((each.path, each.reach) for each in spec.nodes[1:])  # mpirun runs on the first node
-    for path in {path for path, way in ways if isinstance(way, Ssh) and (way.user or way.port)}:
+    for path in dict.fromkeys(path for path, way in ways if isinstance(way, Ssh) and (way.user or way.port)):
         yield path, "mpirun ignores a node's user and port: set them in ssh_config on the first node instead"
     program = spec.program
     for key, word in (("python", program.python), (program.kind, program.words[0])):

@@ -119,7 +119,7 @@ def interrupt(run: Run, at_once: bool = False) -> bool:
     if run.host:  # where its PID means another process
         raise DistlaunchError(f"{run.id} is controlled on {run.host}: use `distlaunch stop {run.id}` there")
     if not has_pid_here(run.status.controller):
-        what = f"{run.id} is controlled in another container on this host"
+        what = f"{run.id} is controlled outside this container, or in another one"
         raise DistlaunchError(f"{what}: use `distlaunch stop {run.id}` there")
     with contextlib.suppress(OSError):  # only a note for the controller
         path = os.path.join(run.directory, STOPPED)

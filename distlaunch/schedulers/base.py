@@ -289,7 +289,7 @@ def _mistakes(spec: JobSpec, scheduler: Scheduler) -> Iterator[tuple[str, str]]:
     if "spares[0]" in spec.places or ("spares" in spec.places and not asked.get("nodes")):
         total = f"{scheduler.key}.nodes to the total number of nodes, including spares"
         yield "spares", f"{scheduler.title} chooses the hosts: set spares: rest, and {total}"
-    if spec.places.get("launcher") and spec.pool and spec.one_machine and not spec.allocation:
+    if "launcher" in spec.places and spec.pool and all(node.reach.here for node in spec.pool):
         yield "launcher", "a submitted job runs on its own nodes: remove launcher: local"
     if spec.restarts.requeue and not scheduler.answers:
         yield "restarts.requeue", f"distlaunch can't requeue {scheduler.title} jobs; remove this key"

@@ -139,7 +139,7 @@ def test_a_run_that_another_host_controls_is_found_by_id_and_job_file(tmp_path: 
     assert "here" in distlaunch("logs", run[:-3], **around).stdout
     assert "here job\n" in distlaunch("logs", "job", "--grep", "job", **around).stdout
     told = distlaunch("report", run, **around, status=2).stderr
-    assert "report would write its files on alias; add -o - and redirect stdout" in told
+    assert "report would write its files on alias; use -o - and redirect stdout" in told
     assert distlaunch("report", run, "-o", "-", **around, status=0).stdout.startswith("<!DOCTYPE html>")
     words = ["why", "--ssh-config", f"{tmp_path}/config", "alias:"]
     none = distlaunch(*words, **around, cwd=ssh.parent, status=2)

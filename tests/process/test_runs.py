@@ -758,7 +758,7 @@ def test_a_pid_of_another_container_means_no_process_here(tmp_path: Path) -> Non
         directory.claim(Status(directory.run_id, "job", RunState.RUNNING, 1.0, 1.0, place))
         run = run_in(directory.path)
         assert run and (run.alive, run.status.state) == (True, RunState.RUNNING)
-        with pytest.raises(DistlaunchError, match="is controlled in another container"):
+        with pytest.raises(DistlaunchError, match="is controlled outside this container"):
             interrupt(run)
         assert bystander.poll() is None
     finally:

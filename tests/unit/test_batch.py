@@ -100,6 +100,7 @@ USELESS = [
     ("slurm", "script: none.py", "script: {here}/none.py does not exist"),
     ("slurm", "workdir: sub", "workdir: {here}/sub does not exist"),
     ("slurm", "python: ./venv/bin/python", "python: {here}/venv/bin/python does not exist"),
+    ("slurm", "launcher: local", "launcher: a submitted job runs on its own nodes: remove launcher: local"),
     ("slurm", "nodes: [a, b]", "nodes: Slurm chooses the hosts: set nodes to the number of nodes; "),
     (
         "slurm",
@@ -119,7 +120,9 @@ USELESS = [
 
 @pytest.mark.parametrize(("target", "text", "problem"), USELESS)
 def test_refuses_a_job_that_cannot_work(target: str, text: str, problem: str, tmp_path: Path) -> None:
-    check_submitted(submitted("script: none.py\nslurm: {setup: 'git clone x'}\n", tmp_path), SLURM)
+    for launcher in ("auto", "ssh", "slurm"):
+        setup = f"script: none.py\nslurm: {{setup: 'git clone x'}}\nlauncher: {launcher}\n"
+        check_submitted(submitted(setup, tmp_path), SLURM)
     (tmp_path / "train.py").touch()
     spec = submitted(text if "script" in text else f"script: train.py\n{text}", tmp_path)
     with pytest.raises(JobError) as refused:
