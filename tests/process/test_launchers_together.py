@@ -284,16 +284,18 @@ def test_only_a_launcher_of_the_missing_node_joins_a_run_that_lost_it(tmp_path: 
 
 
 def test_an_elastic_job_starts_with_the_fewest_and_takes_a_late_launcher_in(place: Path) -> None:
-    """All start again with the larger world, in which the late node has more workers than the first."""
+    """All start again with the larger world, in which the late node has more workers than the first.
+
+    As with torchrun, that is no restart.
+    """
     port, words = free_port(), ("--rdzv-conf=last_call_timeout=1",)
     with launcher(place, port, *words, nodes="1:2", meets="c10d") as first:
         first.wait_for("distlaunch: starting on 1 node, without node 1\n")
         assert len(workers([first])) == 1
         assert "0 of 1" in first.stdout
         with launcher(place, port, *words, "--nproc-per-node=2", nodes="1:2", meets="c10d") as second:
-            workers([first], attempt=1)
-            workers([second], attempt=1, each=2)
-            assert first.stdout.endswith(" 1 of 3\n")
+            workers([first, second], each=2)
+            assert first.stdout.endswith(" 0 of 3\n")
             assert "joined as node 1" in first.stderr
             first.process.terminate()
             assert statuses([first, second]) == [143, 143], told([first, second])

@@ -34,9 +34,9 @@ class Step:
         while _exactly(1) != b"\n" or _exactly(1) != b"\n":
             pass
         opening, *_ = [_exactly(int(_exactly(8))) for _ in range(4)]
-        told = re.search(rb"NONCE, PLACE = (.*)\n", zlib.decompress(opening))
+        told = re.search(rb"NONCE, PLACE, HIDDEN = (.*)\n", zlib.decompress(opening))
         assert told is not None
-        nonce, place = ast.literal_eval(told[1].decode())
+        nonce, place, _ = ast.literal_eval(told[1].decode())
         indices = {"": place} if isinstance(place, int) else place[1]
         for label, index in enumerate(indices.values()):
             self._labels[index] = label
