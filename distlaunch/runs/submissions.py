@@ -226,9 +226,8 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
         run = run_in(known[name])
         if run and (ended or name in latest or not run.status.state.over):
             found.append(run)
-    found += (
-        [] if most == 0 else _queued(places, [*chain(*jobs)], found, ended)
-    )  # which may be later than the runs
+    if most != 0:
+        found += _queued(places, [*chain(*jobs)], found, ended)  # which may be later than the runs
     found += [] if places else afar(known)
     return sorted(found, key=lambda run: run.status.began, reverse=True)[:most]
 

@@ -142,12 +142,12 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
         return state, (ShowMessage("warning", f"{state.label(node)}: {text}"),)
     last = failure.words.splitlines()[-1:] or ["its agent exited"]
     cause = cause_of_loss(state, node, last[0].rstrip("."), now)
-    if state.phase is Phase.CONNECTING and state.spec.elastic:
-        state = state.with_node(node, Unusable(failure))
-        return state, () if isinstance(before, Leaving) else (ShowMessage("warning", cause.text),)
-    if state.phase is Phase.CONNECTING:
+    told = isinstance(before, Leaving)
+    if state.phase is not Phase.CONNECTING:
+        return state, (NodeLost(node, cause, told),)
+    if not state.spec.elastic:
         return state, (JobOver(cause),)
-    return state, (NodeLost(node, cause, told=isinstance(before, Leaving)),)
+    return state.with_node(node, Unusable(failure)), () if told else (ShowMessage("warning", cause.text),)
 
 
 def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:

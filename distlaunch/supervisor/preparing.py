@@ -16,7 +16,7 @@ from distlaunch.plan.placement import LaunchPlan, NodePlan, NodeRank, foreseen_m
 from distlaunch.plan.workers import WorkerPlan, binding_of, ids_of, meeting_of, worker_specs, workers
 from distlaunch.supervisor import checking, placing, ranks
 from distlaunch.supervisor.actions import Action, GiveUp, Send, ShowMessage, StartWorkers
-from distlaunch.supervisor.events import AddressesFound, AttemptFailed, JobOver, Planned, StartAgain, Step
+from distlaunch.supervisor.events import AddressesFound, JobOver, Planned, StartAgain, Step
 from distlaunch.supervisor.nodes import (
     ASKED,
     Code,
@@ -238,10 +238,10 @@ def on_route_failed(event: messages.RouteFailed, state: State, now: float) -> St
         if len(state.members) > 1 and event.asked != state.reached_by:
             return _ask_first_node(state)  # the first node may be unable to resolve its own name
         return state.with_node(first, node._replace(route=Route())), ()
-    return _no_route(state, event, node, now)
+    return _no_route(state, event, now)
 
 
-def _no_route(state: State, event: messages.RouteFailed, node: Up, now: float) -> Step:
+def _no_route(state: State, event: messages.RouteFailed, now: float) -> Step:
     first = state.members[0]
     key, label = state.spec.address_path(first), state.label(first)
     advice = f"set {key} to an address of {label} that the other nodes can reach"
@@ -249,7 +249,7 @@ def _no_route(state: State, event: messages.RouteFailed, node: Up, now: float) -
     text = f"{what}: {event.error}; {advice}"
     cause = Cause(text, Exit.USAGE, now, node=event.node, kind="node_lost")
     if state.attempt and route_of(state.nodes[first]):
-        return state.with_node(event.node, node._replace(unfit=text)), (AttemptFailed(cause),)
+        return checking.leave_out(state, [event.node], cause)
     return state, (JobOver(cause),)
 
 
@@ -264,8 +264,9 @@ def start_when_prepared(state: State, now: float) -> Step:
     if any(route_of(state.nodes[i]) is None or placing.lacks_code(state, i) for i in state.members):
         return state, ()
     if differs := placing.differing(state, now):
-        new = [index for index in state.members if state.attempt and index == differs.node]
-        return checking.leave_out(state, new, differs) if new else (state, (JobOver(differs),))
+        if state.attempt and differs.node is not None:
+            return checking.leave_out(state, [differs.node], differs)
+        return state, (JobOver(differs),)
     state, found = placing.with_environments(state), checking.problems(state)
     if errors := [each for each in found if each.level == "error"]:
         return checking.refuse(state, errors, now)
