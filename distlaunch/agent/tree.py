@@ -122,7 +122,7 @@ def parents_of(path: str) -> Iterator[str]:
 
 def _flaw(entry: Entry) -> str:
     """Return the reason why an entry is invalid, or ""."""
-    if not all(isinstance(each, str) for each in (entry.path, entry.kind, entry.content)):
+    if not isinstance(entry.path, str) or not isinstance(entry.content, str):
         return "is damaged"
     if not stays_inside(entry.path):
         return "is outside the tree, or too deep"
@@ -495,17 +495,18 @@ def is_as_listed(path: str, entry: Entry) -> bool:
             return False
         raise
     hashed = hashlib.sha256()
-    with open(fd, "rb", buffering=0) as file:
+    try:
         state = os.fstat(fd)
         runs = bool(state.st_mode & stat.S_IXUSR)
         if not stat.S_ISREG(state.st_mode) or state.st_size != entry.size or runs != (entry.kind == PROGRAM):
             return False
-        try:
-            for piece in iter(lambda: file.read(_READ), b""):
-                hashed.update(piece)
-        except OSError as error:
-            error.filename = path
-            raise
+        while piece := os.read(fd, min(_READ, entry.size + 1)):
+            hashed.update(piece)
+    except OSError as error:
+        error.filename = path
+        raise
+    finally:
+        os.close(fd)
     return hashed.hexdigest() == entry.content
 
 
@@ -533,13 +534,14 @@ def _is_kept(path: str, size: int) -> bool:
 
 
 def _make_parents(directory: str, path: str, made: set[str]) -> None:
-    lacking = [parent for parent in parents_of(path) if parent not in made]
-    made.update(lacking)
-    for parent in reversed(lacking):
+    parent = path.rpartition("/")[0]
+    if parent and parent not in made:
+        _make_parents(directory, parent, made)
         try:
             os.mkdir("%s/%s" % (directory, parent), 0o700)
         except FileExistsError:
             raise _same_name(parent) from None
+        made.add(parent)
 
 
 def _noted(manifest: bytes) -> list[Entry]:

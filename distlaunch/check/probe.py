@@ -41,6 +41,7 @@ LIMIT_S = 4.0
 """Seconds for each part. A part that takes longer (a file server may be dead) is reported as missing."""
 SIOCGIFADDR, SIOCGIFMTU = 0x8915, 0x8921
 CAP_IPC_LOCK = 14  # linux/capability.h
+RANK_VARIABLES = ("DISTLAUNCH_RUN_ID", "MASTER_PORT", "RANK")
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
 
@@ -157,17 +158,19 @@ def load(asked: Facts) -> Facts:
 def jobs() -> dict[str, dict[str, Facts]]:
     """Return the ranks already running on this node, by run, with a process of each.
 
-    Other launchers' ranks are included. A rank's children have the same variables.
+    Other launchers' ranks are included. A rank's children have the same variables, and so do this process and
+    its parents if `distlaunch` was started with a rank's variables.
     """
     found: dict[str, dict[str, Facts]] = {}
+    own = [os.environ.get(name) for name in RANK_VARIABLES]
     for path in glob.glob("/proc/[0-9]*/environ"):
         env = dict(each.partition("=")[::2] for each in text_of(path).split("\0"))
         run, pid = env.get("DISTLAUNCH_RUN_ID") or "another launcher", int(path.split("/")[2])
-        rank = "%s %s" % (env.get("MASTER_PORT"), env.get("RANK"))
-        if "RANK" in env and "WORLD_SIZE" in env and not run.startswith("check-"):
+        rank = [env.get(name) for name in RANK_VARIABLES]
+        if "RANK" in env and "WORLD_SIZE" in env and not run.startswith("check-") and rank != own:
             ranks = found.setdefault(run, {})
-            if rank not in ranks:
-                ranks[rank] = {"pid": pid, "command": command_of(pid)}
+            if str(rank) not in ranks:
+                ranks[str(rank)] = {"pid": pid, "command": command_of(pid)}
     return found
 
 

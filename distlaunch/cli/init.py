@@ -98,12 +98,15 @@ def _set(keys: str, settings: Sequence[str]) -> bool:
 
 def _checked(script: str | None, typed: Typed, settings: Sequence[str]) -> str | None:
     """Return the script, if any. Raises `UsageError` if there is no program, or if it isn't a script."""
-    if script is None:
+    if script is None or typed.module:  # a script with a module is refused later
         if typed.module or _set("script|module|command", settings):
-            return None
+            return script
         raise UsageError("specify the script, as in `distlaunch init train.py -H gpu-a,gpu-b`")
     if script.endswith((".yaml", ".yml")):
-        raise UsageError(f"{script} is not a script: to write this job file, use -o {script}")
+        convert = f"to convert an accelerate config, use `distlaunch import accelerate {shlex.quote(script)}`"
+        use = f"to pass it to the script, name the script first and put {script} after --; {convert}"
+        write = f"to write this job file, use -o {script}"
+        raise UsageError(f"{script} is not a script: {use if os.path.exists(script) else write}")
     if not script.endswith(".py"):
         what = "to convert a torchrun command, use `distlaunch import torchrun '…'`; for a batch script for "
         what += "Slurm, use `distlaunch import sbatch FILE`"

@@ -203,7 +203,8 @@ def _status(ssh: Ssh, status: int, began: bool) -> int:
     if status == NOT_OF_THE_RUN and began:
         raise DistlaunchError  # it has printed the reason
     if status == 255 and began:
-        say(f"the SSH connection to {ssh.host} was lost")
+        see = f"`distlaunch ps -a {shlex.quote(ssh.host)}:` shows the runs there"
+        say(f"the SSH connection to {ssh.host} was lost, and the command may have been carried out; {see}")
         return Exit.UNREACHABLE
     if status == 255:
         # ssh has printed the reason.

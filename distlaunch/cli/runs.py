@@ -204,7 +204,7 @@ def stop(context: typer.Context, which: Which = None, now: Now = False, as_json:
             status = _run_there(context, which or "", run.directory, way)
             if status == Exit.UNREACHABLE:
                 job = f", or `distlaunch stop {known.id}` to cancel {known.name}" if known else ""
-                say(f"{run.id} was not stopped: use `distlaunch stop {run.id}` on {run.host}{job}")
+                say(f"if {run.id} is still active, use `distlaunch stop {run.id}` on {run.host}{job}")
             raise typer.Exit(status)
         if which is None and run.alive:
             say(f"stopping {run.id} ({run.directory})")

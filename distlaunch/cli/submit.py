@@ -152,13 +152,15 @@ def _submitted(spec: JobSpec, scheduler: Scheduler, script: str) -> tuple[str, P
     from distlaunch.runs.submissions import Submission, note
     from distlaunch.schedulers.queue import ToolMissingError
 
-    directory = spec.logs.directory
+    directory, path = spec.logs.directory, ""
     try:
         os.makedirs(directory, exist_ok=True)
         fd, path = tempfile.mkstemp(".sh", f"{scheduler.name}-", directory)
-        with os.fdopen(fd, "w") as file:
-            file.write(script)
+        with os.fdopen(fd, "wb") as file:
+            file.write(os.fsencode(script))
     except OSError as error:
+        if path:
+            os.unlink(path)
         what = f"can't write the batch script to {directory}: {reason(error)}"
         raise DistlaunchError(f"{what}; set logs.dir to another directory") from None
     try:

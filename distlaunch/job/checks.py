@@ -226,7 +226,9 @@ def _repeated(_: Reading, spec: JobSpec) -> Mistakes:
             yield node.path, f"{host} is in both nodes and spares; remove it from one of them"
         elif host in seen:
             port = "for another SSH port, give the host another name in ssh_config"
-            more = port if getattr(node.reach, "port", None) else "to run more workers on it, raise its procs"
+            simulate = f"to simulate {len(spec.nodes)} nodes on this machine, use nodes: {len(spec.nodes)}; "
+            more = f"{simulate if node.local else ''}to run more workers on it, raise its procs"
+            more = port if getattr(node.reach, "port", None) else more
             hint = "remove one of them" if spare else more
             yield node.path, f"{host} is listed twice; {hint}"
         seen.setdefault(host, spare)

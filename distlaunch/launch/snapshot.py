@@ -122,7 +122,7 @@ def take(spec: JobSpec) -> tuple[JobSpec, Tree, list[Entry]]:
         entries = _entries(store, spec, root, directory, paths)
         commit, dirty = ("", False) if found is None else _state(root)
         _check_program(spec, root, {entry.path for entry in entries})
-        entries += _packages(store, spec, {path_in(root, entry.path) for entry in entries})
+        entries += _packages(store, spec, root, entries)
         digest = store.put(manifest_text(entries))
     size = sum(entry.size for entry in entries)
     tree = Tree(digest, spec.sync.base, root, len(entries), size, commit, dirty)
@@ -222,7 +222,7 @@ def check_out(directory: str, to: str) -> int:
 
     Raises `DistlaunchError`.
     """
-    commit = f"if plan.json in {directory} names a git commit, use it, with the changes in code.diff; "
+    commit = f"if plan.json in {directory} names a git commit, use it, with any changes in code.diff; "
     commit += "both lack files that git didn't track"
     with _explained(f"can't write the code into {to}"):
         try:
@@ -292,11 +292,13 @@ def _entries(store: Store, spec: JobSpec, root: str, directory: str, paths: Iter
     return [_entry(store, *each) for each in found]
 
 
-def _packages(store: Store, spec: JobSpec, present: set[str]) -> list[Entry]:
-    """Return the entries of packages for `setup: {from: controller}`. `present` contains the code's paths."""
-    program = spec.program
+def _packages(store: Store, spec: JobSpec, root: str, code: Iterable[Entry]) -> list[Entry]:
+    """Return the entries of packages for `setup: {from: controller}`. `code` is the code in `root`."""
+    if not (spec.setup and spec.setup.kind == "controller"):
+        return []
+    program, present = spec.program, {path_in(root, entry.path) for entry in code}
     lists = [path for name in LISTS if (path := path_in(program.workdir, name)) in present]
-    if not (spec.setup and spec.setup.kind == "controller" and lists):
+    if not lists:
         return []
     found = wheels_of(lists[0], program.python, program.fixed_env)
     return [_entry(store, f"{WHEELS}/{os.path.basename(path)}", path, os.lstat(path)) for path in found]
@@ -336,22 +338,22 @@ def _of_git(root: str, inside: str) -> Iterator[str]:
     directory = os.path.join(root, inside)
     files = _git(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard") or ""
     for path in files.split("\0"):
-        whole = os.path.join(root, inside, path)
+        whole = f"{directory}/{path}"
         try:
             is_directory = stat.S_ISDIR(os.lstat(whole).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             continue  # deleted, but still in the index
         if not is_directory:
-            yield os.path.join(inside, path)
+            yield f"{inside}{path}"
         elif path not in ("", "./"):  # a submodule that isn't checked out lists itself like this
-            yield from _of_git(root, os.path.join(inside, path.rstrip("/")))
+            yield from _of_git(root, f"{inside}{path.rstrip('/')}/")
 
 
 def _walked(root: str, unwanted: frozenset[str] = UNWANTED) -> Iterator[str]:
     """Yield the relative paths of files and symlinks below `root`, except in `unwanted` directories."""
     for where, directories, names in os.walk(root):
-        links = [name for name in directories if os.path.islink(os.path.join(where, name))]
         directories[:] = [name for name in directories if name not in unwanted]
+        links = [name for name in directories if os.path.islink(os.path.join(where, name))]
         for name in (*names, *links):
             yield os.path.relpath(os.path.join(where, name), root)
 
@@ -413,7 +415,8 @@ def _entry(store: Store, path: str, source: str, found: os.stat_result) -> Entry
         if not link_stays_inside(path, target):
             what = f"{source} is a symlink to {target}, which is not a relative path inside the code"
             # A pattern such as data/ doesn't match a symlink.
-            advice = f"correct it, or leave it out with the pattern /{path} in {IGNORE_FILE}"
+            ignored = f"{source.removesuffix(path)}{IGNORE_FILE}"
+            advice = f"correct it, or leave it out with the pattern /{path} in {ignored}"
             raise DistlaunchError(f"{what}; {advice}")
         return Entry(path, LINK, 0, target)
     is_program = bool(found.st_mode & stat.S_IXUSR)

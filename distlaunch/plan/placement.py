@@ -240,8 +240,8 @@ def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
     short = [node for node in nodes if node.gpu_flaw]
     if spec.backend == "nccl" and short:
         text = f"nccl needs a GPU for each worker, but {short[0].label} has {short[0].gpu_flaw}"
-        few = "lower procs_per_node, or use backend: gloo; if the node has more, correct gpus_per_node, or "
-        few += "CUDA_VISIBLE_DEVICES there"
+        few = "start fewer workers there (procs_per_node, its own procs, hostfile slots, or -n), or use "
+        few += "backend: gloo; if it has more GPUs, correct gpus_per_node, or CUDA_VISIBLE_DEVICES there"
         none = "check its driver, its CUDA_VISIBLE_DEVICES, gpus_per_node, and whether the allocation or "
         none += "container was given GPUs; on CPUs, use backend: gloo"
         raise spec.error("backend", f"{text}; {few if short[0].gpus else none}")

@@ -309,7 +309,7 @@ def expand_counts(text: str) -> list[int]:
     for item in text.split(",") if text else ():
         found = re.fullmatch(r"([0-9]+)(?:\(x([0-9]{1,5})\))?", item)
         if not found:
-            raise ValueError(f'"{text}" is not a list of task counts per node (SLURM_TASKS_PER_NODE)')
+            raise ValueError(f'"{text}" is not a list of task counts per node')
         counts += [int(found[1])] * int(found[2] or 1)
     return counts
 

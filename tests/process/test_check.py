@@ -153,8 +153,11 @@ def test_the_link_probe_measures_nodes_with_several_ranks() -> None:
     assert [(row["test"], row["peers"]) for row in rows if row["busbw"]] == tests
 
 
-def test_names_ranks_that_are_here_already(tmp_path: Path) -> None:
-    env = {**os.environ, "DISTLAUNCH_RUN_ID": "other-run", "RANK": "0", "WORLD_SIZE": "1"}
+def test_names_ranks_that_are_here_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """distlaunch itself isn't one, even in a shell with a rank's variables."""
+    for name, value in {"DISTLAUNCH_RUN_ID": "own-run", "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    env = {**os.environ, "DISTLAUNCH_RUN_ID": "other-run"}
     rank, child = (
         subprocess.Popen(["sleep", "1000"], env=env) for _ in range(2)
     )  # a child inherits the rank
@@ -164,7 +167,9 @@ def test_names_ranks_that_are_here_already(tmp_path: Path) -> None:
             process.kill()
     what = "found 1 rank of other-run already running, such as sleep (pid {})"
     told = {what.format(process.pid) for process in (rank, child)}
-    assert len(told.intersection(words for _, words in said(report, "load"))) == 1
+    found = [words for _, words in said(report, "load")]
+    assert len(told.intersection(found)) == 1
+    assert "own-run" not in str(found)
 
 
 def test_notices_files_beyond_those_it_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

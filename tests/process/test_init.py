@@ -106,6 +106,11 @@ def test_ctrl_c_ends_the_transport_to_a_node_that_does_not_answer(tmp_path: Path
             "tool is not a .py file: to convert a torchrun command, use `distlaunch import torchrun '…'`;",
         ),
         ("job.yaml", "job.yaml is not a script: to write this job file, use -o job.yaml"),
+        ("old.yaml", "old.yaml is not a script: to pass it to the script, name the script first and"),
+        (
+            "-m pkg.train old.yaml",
+            "-m pkg.train: 'old.yaml' can't be used with -m; to pass it to the module, put",
+        ),
         ("train.py -o old.yaml", "old.yaml already exists; choose another name with -o"),
         ("train.py -o /job.yaml", "-o /job.yaml: save the job in "),
         ("train.py --set node=1", "did you mean nodes?"),

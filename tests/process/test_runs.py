@@ -213,7 +213,8 @@ def test_a_run_of_another_host_is_active_as_long_as_its_status_is_saved(tmp_path
     program(tmp_path / "bin/ssh", "exit 255")
     env = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     done = distlaunch("stop", str(copy.parent), env=env, status=69)
-    assert f"{there['run']} was not stopped: use `distlaunch stop {there['run']}` on another" in done.stderr
+    use = f"use `distlaunch stop {there['run']}` on another"
+    assert f"if {there['run']} is still active, {use}" in done.stderr
     assert listed(tmp_path)[0]["state"] == "RUNNING"  # here, a process has the PID of that controller
     os.utime(copy, (0, time.time() - 60))
     (far,) = listed(place, "-a")

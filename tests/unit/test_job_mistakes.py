@@ -115,6 +115,7 @@ MISTAKES = {
     "nodes: [a]\nhostfile: hosts": "3:11: hostfile: set nodes or hostfile, not both …",
     "nodes: [a, b]\nspares: [b]": "3:10: spares[0]: b is in both nodes and spares; …",
     "nodes: [a]\nspares: [c, c]": "3:13: spares[1]: c is listed twice; remove one of them",
+    "nodes: [localhost, localhost]": "2:20: nodes[1]: localhost is listed twice; to simulate 2 nodes on…",
     "nodes: [a, a]": "2:12: nodes[1]: a is listed twice; to run more workers on it, raise its procs",
     "nodes: [{host: a, port: 1}, {host: a, port: 2}]": "2:29: nodes[1]: … for another SSH port, …",
     "logs: {dir: ~you}": "2:13: logs.dir: ~you is not expanded, only ~/ is…",
