@@ -32,7 +32,7 @@ def mpirun_draft(words: Sequence[str]) -> Draft:
     typed = len(words) == 1
     words = torchrun.shell_words(words[0]) if typed else words
     at = next((i for i, word in enumerate(words) if re.search(r"(^|/)mpi(run|exec)(\.\w+)?$", word)), None)
-    line = torchrun.cut_line(words, at, typed)
+    line = torchrun.cut_line(words, at)
     rest = list(line.words[1:]) if line else []
     if ":" in rest:
         more = " ".join(rest[rest.index(":") :])

@@ -28,9 +28,17 @@ _USE_ENV = ("--use-env", "--use_env")
 """Spellings of a flag that only torch.distributed.launch accepts."""
 _RENDEZVOUS_FLAG = r"--?(rdzv|nnodes|standalone|node[-_]rank|master|machine_rank|num_mach|main_pro)"
 _SYNTAX = "();<>|&\n"
+_QUOTED = r"""(?s)'[^']*'|"(?:\\.|[^"\\])*"|\\."""
+_HIDDEN = {ord(char): chr(0xE000 + index) for index, char in enumerate(_SYNTAX + "#")}
+"""Private characters that stand for quoted syntax while a line is split."""
+_SHOWN = {ord(hidden): char for char, hidden in _HIDDEN.items()}
 _SUBSTITUTION = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`"
 """A command that a shell replaces with its output. It may contain two levels of parentheses."""
 _EXPANDED = r"(?s)[$`*?]|^#|^(?:[A-Za-z_]\w*=(?:.*:)?)?~|(?<!=)\[[^\],]+\]|\{[^{}]*(?:,|\.\.)[^{}]*\}"
+
+
+class _Operator(str):
+    """A shell's operator, in contrast to an argument with the same text."""
 
 
 class Line(NamedTuple):
@@ -67,7 +75,7 @@ def command_draft(words: Sequence[str], cpus: int) -> Draft:
     """
     typed = len(words) == 1
     words = shell_words(words[0]) if typed else words
-    line = cut_line(words, launcher_at(words), typed)
+    line = cut_line(words, launcher_at(words))
     if line is None:
         known = "torchrun, python -m torch.distributed.run or .launch, or distlaunch torchrun"
         raise UsageError(
@@ -82,12 +90,13 @@ def command_draft(words: Sequence[str], cpus: int) -> Draft:
 def shell_words(text: str) -> list[str]:
     """Split a line into words and operators like a shell, without expanding anything."""
     text = text.strip().replace("\\\n", "")
-    commands, text = iter(re.findall(_SUBSTITUTION, text)), re.sub(_SUBSTITUTION, "\0", text)
-    lexer = shlex.shlex(text, posix=True, punctuation_chars=_SYNTAX)
+    commands, hidden = iter(re.findall(_SUBSTITUTION, text)), re.sub(_SUBSTITUTION, "\0", text)
+    hidden = re.sub(_QUOTED, lambda quoted: quoted[0].translate(_HIDDEN), hidden)
+    lexer = shlex.shlex(hidden, posix=True, punctuation_chars=_SYNTAX)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     words: list[str] = []
     try:
-        numbered = {found[0] for word in shlex.split(text) if (found := re.match(r"\d[<>][<>&|]*", word))}
+        numbered = {found[0] for word in shlex.split(hidden) if (found := re.match(r"\d[<>][<>&|]*", word))}
         for word in lexer:
             if words and words[-1] + word in numbered:  # the lexer splits 2>&1 like 2 >&1
                 words[-1] += word
@@ -95,21 +104,24 @@ def shell_words(text: str) -> list[str]:
                 words.append(word)
     except ValueError as error:
         raise UsageError(f"{str(error).lower()}: {text[:60]}") from None
-    return [re.sub("\0", lambda _: next(commands, ""), word) for word in words]
+    operator = re.compile(rf"#|\d?[{_SYNTAX}]+")
+    return [
+        _Operator(word)
+        if operator.fullmatch(word)
+        else re.sub("\0", lambda _: next(commands, ""), word.translate(_SHOWN))
+        for word in words
+    ]
 
 
-def cut_line(words: Sequence[str], at: int | None, typed: bool = True) -> Line | None:
-    """Return the command whose launcher is at index `at`. Raises `UsageError` for substitutions.
-
-    `typed` is as in `Draft`.
-    """
+def cut_line(words: Sequence[str], at: int | None) -> Line | None:
+    """Return the command whose launcher is at index `at`. Raises `UsageError` for substitutions."""
     if at is None:
         return None
-    end = next((i for i in range(at, len(words)) if typed and _is_syntax(words[i])), len(words))
+    end = next((i for i in range(at, len(words)) if isinstance(words[i], _Operator)), len(words))
     if "(" in "".join(words[end : end + 1]):
         what = "only a shell can run a command in parentheses: replace"
         raise UsageError(f"{what} $(…) with its output, and <(…) with a file that contains its output")
-    hint = _BEFORE if any(map(_is_syntax, words[:at])) else _STARTS_ALL
+    hint = _BEFORE if any(isinstance(word, _Operator) for word in words[:at]) else _STARTS_ALL
     if any(word.startswith("--container-") for word in words[:at]):
         hint += ", and `container` names the image and its mounts"
     parts = ((words[:at], hint), (words[end:], _BEHIND))
@@ -119,12 +131,10 @@ def cut_line(words: Sequence[str], at: int | None, typed: bool = True) -> Line |
 
 def _joined(words: Sequence[str]) -> str:
     """Join words and operators for a shell."""
-    text = " ".join(word.replace("\n", ";") if _is_syntax(word) else shlex.quote(word) for word in words)
+    text = " ".join(
+        word.replace("\n", ";") if isinstance(word, _Operator) else shlex.quote(word) for word in words
+    )
     return text.replace(">& ", ">&")
-
-
-def _is_syntax(word: str) -> bool:
-    return re.fullmatch(rf"#|\d?[{_SYNTAX}]+", word) is not None
 
 
 def is_variable(word: str) -> bool:

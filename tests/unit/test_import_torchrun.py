@@ -58,6 +58,7 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
     ("torchrun x.py \\\n  j '' '$k' 'l|m'", {"args": ["j", "", "$k", "l|m"]}),
     ("torchrun x.py ssh a", {"args": ["ssh", "a"]}),
     ("export A=1 B=2; env C=3 torchrun x.py", {"env": {"A": "1", "B": "2", "C": "3"}}),
+    (r"""torchrun x.py '(' "|;" \; '#1' | tee log""", {"args": ["(", "|;", ";", "#1"]}),
 ]
 """Each with the keys that it becomes, but for those that are AS_IT_IS; None: without that key."""
 OF_FLAGS: list[tuple[str, dict[str, Any]]] = [
