@@ -156,7 +156,8 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
     watchdog = None if TRACEBACK in output or recorded else re.search(_WATCHDOG, output)
     error = watchdog[0] if watchdog else _of_a_collective(text)
     lost, timed_out = re.search(_LOST, error) is not None, re.search(_WAITED, error) is not None
-    stack = _watchdog_frames(output) if watchdog else python_frames(text)[::-1] if timed_out else ()
+    on_gpu, peer_gone = watchdog is not None, lost or timed_out
+    stack = _watchdog_frames(output) if watchdog else python_frames(text)[::-1] if peer_gone else ()
     last = _final_exception(recorded or output)
     raised = _raised_in(last)
     if -status in (signal.SIGTERM, signal.SIGKILL):
@@ -164,7 +165,6 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
         found = re.search(_RANK_PREFIX + re.escape(TRACEBACK), stderr) is not None or _ends_with_error(output)
     else:
         found = TRACEBACK in output
-    on_gpu, peer_gone = watchdog is not None, lost or timed_out
     return Words(found or bool(recorded), peer_gone, timed_out and not lost, stack, raised, on_gpu)
 
 

@@ -73,9 +73,12 @@ def _elsewhere(scene: Scene) -> list[RankState]:
 
 
 def _seen_elsewhere(scene: Scene) -> list[RankState]:
-    # If one rank waited on its GPU, others may, too, whatever their stacks show.
-    on_gpu = any(isinstance(w.phase, Exited) and w.phase.on_gpu for w in scene.waiting)
-    return [] if on_gpu else _elsewhere(scene)
+    return [] if _on_gpu(scene) else _elsewhere(scene)
+
+
+def _on_gpu(scene: Scene) -> bool:
+    """Return whether a rank waited on its GPU. Then others may, too, whatever their stacks show."""
+    return any(isinstance(w.phase, Exited) and w.phase.on_gpu for w in scene.waiting)
 
 
 def _idle(scene: Scene) -> list[RankState]:
@@ -96,9 +99,16 @@ def _all(scene: Scene) -> list[RankState]:
 
 
 def _rarest(scene: Scene) -> dict[str, list[RankState]]:
-    """If ranks wait in several collectives, return those with the fewest ranks, mapped to these ranks."""
+    """If ranks wait in several collectives, return those with the fewest ranks, mapped to these ranks.
+
+    A rank that lost its connection because others had timed out was waiting, too.
+    """
+    lost: list[RankState] = []
+    if scene.waiting and not _on_gpu(scene):
+        exits = [(w, w.phase) for w in scene.state.workers if isinstance(w.phase, Exited)]
+        lost = [w for w, phase in exits if phase.peer_gone and not phase.timed_out]
     places: dict[str, list[RankState]] = {}
-    for worker in sorted((*scene.waiting, *scene.ranks), key=lambda worker: worker.rank):
+    for worker in sorted((*scene.waiting, *scene.ranks, *lost), key=lambda worker: worker.rank):
         places.setdefault(waits_in(worker), []).append(worker)
     places.pop("", None)
     fewest = min(map(len, places.values()), default=0)

@@ -160,8 +160,9 @@ STACK = (
     "wrapper (torch/distributed/c10d_logger.py:83)",
     "step (train.py:16)",
 )
+IN_C10D = ("step (torch/distributed/distributed_c10d.py:9)", "step (train.py:9)")
 JUDGED: dict[str, tuple[int, str, dict[str, str] | None, Words]] = {
-    "a lost connection": (1, VICTIM, None, Words(traceback=True, peer_gone=True)),
+    "a lost connection": (1, VICTIM, None, Words(True, True, stack=IN_C10D)),
     "a timeout": (1, TIMEOUT, None, Words(True, True, True, ("step (train.py:9)",))),
     "torch's record": (1, VICTIM, {"message": "ValueError: bad", "callstack": OWN}, FAILED),
     "a record alone": (1, "", {"message": f"RuntimeError: {GLOO}", "callstack": ""}, Words(True, True)),

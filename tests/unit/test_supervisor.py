@@ -997,7 +997,7 @@ JOINED: list[Event] = on_both(RanksJoined, (0, 1))
 LEFT: list[Event] = [timed_out(0), timed_out(1), victim(2, 0.1)]
 FIRST_WAITED = "rank 0 (a) failed: exit status 1, after timing out while waiting for another rank"
 UNKNOWN = f"{FIRST_WAITED}; rank 3 had not failed (stalled, or in another collective?)"
-WAITING = "ranks 0-1 were waiting in all_reduce (t.py:9)"
+WAITING = "ranks 0-2 were waiting in all_reduce (t.py:9)"
 STALLED = "stalled: no output, CPU or GPU use for 10 min"
 UNJOINED_2: list[Event] = [RanksJoined(0, (0, 1)), RanksLag(1, ((0, False, "idle"),)), RanksJoined(1, (1,))]
 IN_INIT: list[Event] = [timed_out(rank, 0.1 * rank, "init_process_group") for rank in (0, 1, 3)]
@@ -1031,6 +1031,10 @@ AWAY: dict[str, tuple[list[Event], str, int | None]] = {
     "stalled": ([*JOINED, RanksStalled(1, (1,)), *LEFT], f"rank 3 (b) {STALLED}; {WAITING}", 3),
     "most ranks are stalled": ([*JOINED, *ALL_BUT_0, timed_out(0)], FIRST_WAITED, 0),
     "another collective": ([*JOINED, *map(timed_out, (0, 1, 3)), IN_BARRIER[1]], BARRIER, 2),
+    "another collective, left when the others had timed out": (
+        [*JOINED, *map(timed_out, (0, 1, 3)), ended(2, 1, 0.2, PEER_GONE.replace("all_reduce", "barrier"))],
+        *(BARRIER, 2),
+    ),
     "a tie": ([*JOINED, timed_out(0), timed_out(3), *IN_BARRIER], DISAGREE, None),
 }
 
