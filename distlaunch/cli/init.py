@@ -113,7 +113,8 @@ def _checked(script: str | None, typed: Typed, settings: Sequence[str]) -> str |
         ranks = "replace it with --set 'command=[PROGRAM, ARGUMENT]'"
         raise UsageError(f"{script} is not a .py file: {what}; if each rank runs it, {ranks}")
     if not os.path.exists(script) and not (typed.hosts or _set("nodes|hostfile", settings)):
-        raise UsageError(f"no file {os.path.abspath(script)}: specify the path of the script")
+        correct = "correct the path or, if only the nodes have the script, add -H HOSTS"
+        raise UsageError(f"no file {os.path.abspath(script)}: {correct}")
     return script
 
 
@@ -131,7 +132,8 @@ def _ask_script() -> str:
             other = "for another program, press Ctrl-C and use -m or --set command=…"
             say(f"{answer!r} doesn't end in .py; {other}")
         else:
-            say(f"no Python script {answer!r} here" if answer else "name a Python script")
+            other = f"if only the nodes have it, press Ctrl-C and use `distlaunch init {answer} -H HOSTS`"
+            say(f"no Python script {answer!r} here; {other}" if answer else "name a Python script")
 
 
 def _ask_hosts() -> str | None:

@@ -23,7 +23,7 @@ def reports_on(
 
     Raises `DistlaunchError`.
     """
-    config = ssh_config and os.path.abspath(ssh_config)
+    config = ssh_config and os.path.abspath(os.path.expanduser(ssh_config))
     if config and not os.path.exists(config):
         raise UsageError(f"--ssh-config {ssh_config}: no such file")
     return [_report_on(target, overrides, config) for target in targets]

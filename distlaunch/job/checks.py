@@ -390,8 +390,8 @@ def _container(reading: Reading, spec: JobSpec) -> Mistakes:
     if container is None:
         return
     if container.runtime not in get_args(Runtime):
-        known = ", ".join(get_args(Runtime))
-        yield "container.runtime", f"the first word must be one of {known}, got {container.runtime!r}"
+        what = f"the first word must be one of {', '.join(get_args(Runtime))}, got {container.runtime!r}"
+        yield "container.runtime", f"{what}; it must be in PATH on the nodes, and work without sudo"
     by_slurm = all(isinstance(node.reach, SlurmStep) for node in spec.pool)
     if container.runtime == BY_SRUN and not by_slurm:
         yield "container.runtime", "pyxis is a plugin for srun: use it in a Slurm job, with launcher: slurm"

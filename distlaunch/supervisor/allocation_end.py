@@ -174,8 +174,10 @@ def _warn_ranks(state: State, left_s: float | None, now: float) -> Step:
     """
     signum, allocation = _signal(state), state.spec.allocation
     announced = "received a warning signal"
-    if allocation:
-        announced = f"{allocation.name} ends {_when(left_s)}"
+    if allocation:  # the scheduler may be suspending the job, or a user has sent the signal
+        announced = f"{allocation.name} received a warning signal"
+    if allocation and left_s is not None:
+        announced = f"{allocation.name} ends in {_minutes(left_s)}"
     name, key = signal.Signals(signum).name, state.spec.key_words("on_warning")
     if state.phase is not Phase.RUNNING or signum in (signal.SIGTERM, signal.SIGINT):
         stop_s = state.spec.limits.stop_s
@@ -191,10 +193,8 @@ def _warn_ranks(state: State, left_s: float | None, now: float) -> Step:
     return state, (ShowMessage("warning", text), *(Send(i, WarnWorkers(signum, left_s)) for i in nodes))
 
 
-def _when(left_s: float | None) -> str:
-    if left_s is None:
-        return "soon"
-    return f"in {left_s / 60:.0f} min" if left_s >= 120 else f"in {max(1.0, left_s):.0f} s"
+def _minutes(left_s: float) -> str:
+    return f"{left_s / 60:.0f} min" if left_s >= 120 else f"{max(1.0, left_s):.0f} s"
 
 
 def _signal(state: State) -> int:

@@ -100,7 +100,7 @@ def test_ctrl_c_ends_the_transport_to_a_node_that_does_not_answer(tmp_path: Path
     [
         ("", "specify the script, as in `distlaunch init train.py"),
         ("-H a,b", "specify the script, as in"),
-        ("no.py", "/no.py: specify the path of the script"),
+        ("no.py", "/no.py: correct the path or, if only the nodes have the script, add -H HOSTS"),
         (
             "tool",
             "tool is not a .py file: to convert a torchrun command, use `distlaunch import torchrun '…'`;",

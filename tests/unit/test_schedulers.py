@@ -310,7 +310,9 @@ def test_a_termination_warning_is_passed_on_at_once(event: WarningReceived | Int
     job = inside(GRID_ENGINE_JOB, "on_warning: USR1")
     given = job.feed(event)
     assert given.of(WarnWorkers) == [WarnWorkers(node, 10, None) for node in (0, 1)]
-    assert texts(given) == ["Grid Engine job 4711 ends soon: sent SIGUSR1 to all ranks (on_warning)"]
+    assert texts(given) == [
+        "Grid Engine job 4711 received a warning signal: sent SIGUSR1 to all ranks (on_warning)"
+    ]
 
 
 # Tasks

@@ -313,7 +313,8 @@ def test_a_termination_warning_waits_for_the_time_left_but_a_failure_does_not() 
     assert cause(job).startswith("b was lost: Connection reset by peer; not restarting")
     job = inside(SLURM_JOB, "on_warning: USR1")
     job.feed(WarningReceived(0, 10))
-    assert texts(job.wait(5.0)) == ["Slurm job 17 ends soon: sent SIGUSR1 to all ranks (on_warning)"]
+    told = "Slurm job 17 received a warning signal: sent SIGUSR1 to all ranks (on_warning)"
+    assert texts(job.wait(5.0)) == [told]
 
 
 def test_a_termination_warning_that_stops_ranks_gives_them_the_time_left() -> None:

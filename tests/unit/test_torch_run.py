@@ -229,7 +229,8 @@ def test_shows_the_root_cause_of_the_distlaunch_below_mpirun() -> None:
 
 def test_judges_a_torch_agent_by_its_ranks_output() -> None:
     report = REPORT.replace("{0}", "1")
-    assert words_of(1, PEER_GONE + report) == Words(traceback=True, peer_gone=True)
+    assert words_of(1, PEER_GONE + report) == words_of(1, PEER_GONE)
+    assert words_of(1, PEER_GONE).peer_gone
     first = numbered("[rank3]: ", SAD)
     several = first + numbered("[rank2]: ", PEER_GONE) + report
     assert words_of(1, SAD + report) == words_of(1, several) == WORDS
