@@ -51,11 +51,14 @@ class Site:
             if worker.local_rank in command.local_ranks:
                 self._dump(worker, command.abort, self._report_dump)
 
-    def read_stacks(self, workers: list[Worker]) -> None:
-        """Report the Python stacks of workers at a user's request. The supervisor doesn't receive them."""
+    def read_stacks(self, workers: list[Worker], use: Callable[[str], object]) -> None:
+        """Report the Python stacks of workers, and their state, at a user's request.
+
+        The supervisor doesn't receive them. `use` is as in `collect`.
+        """
 
         def report(worker: Worker, text: str) -> None:
-            self._report({"stacks": [[worker.local_rank, text]]})
+            self._report({"stacks": [[worker.local_rank, text]], "workers": [_worker(worker, {}, use)]})
 
         for worker in workers:
             self._dump(worker, False, report)

@@ -249,7 +249,8 @@ class Workers:
     def read_stacks(self, command: messages.ReadStacks) -> None:
         """Answer `ReadStacks`."""
         site = evidence.Site(self._poller, self._outbox, self._directory, self._attempt)
-        site.read_stacks([worker for worker in self._live() if worker.local_rank in command.local_ranks])
+        asked = [worker for worker in self._live() if worker.local_rank in command.local_ranks]
+        site.read_stacks(asked, self._stalls.known_use)
 
     # The end of an attempt: SIGTERM, grace period, sweep.
 

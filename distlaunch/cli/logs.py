@@ -177,7 +177,8 @@ def _unkept(state: State | None, choice: Choice) -> str:
         return ""
     places = [f"{node.label}:{node.logs}" for node in map(state.plan.node_of, unkept) if node.logs]
     where = f" ({listed([*dict.fromkeys(places)])})" if places else ""
-    why = f"launchers print it; --tee and --redirects keep it on its own node{where}"
+    why = "torchrun or exec prints it where it runs"
+    why += f"; torchrun's --tee and --redirects keep it on its own node{where}"
     return f"the output of {rank_list(unkept)} isn't in the run directory: {why}"
 
 

@@ -19,7 +19,9 @@ from distlaunch.observers.run_directory import CODE, EVENTS, fd_of, file_of, siz
 from distlaunch.runs.following import lacks_end, summary_of
 from distlaunch.runs.replay import HistoryError, lines_in, replay, typed
 from distlaunch.runs.run import Run, directories, document_in, heard, run_in
+from distlaunch.supervisor.connecting import returning
 from distlaunch.supervisor.events import AgentUp
+from distlaunch.supervisor.nodes import may_be_occupied
 from distlaunch.supervisor.ranks import missing_ranks, missing_words
 from distlaunch.supervisor.root_cause import is_joining, place_of, waits_in
 from distlaunch.supervisor.state import Cause, Phase, State
@@ -54,7 +56,7 @@ _RUN_IN_PATH = re.compile(r"(?<=/runs/)[^/]+-\d{8}-\d{6}-[0-9a-f]{8}")
 
 
 class WorkerRecord(Frozen):
-    """The state of a worker at the time of the failure, as in `distlaunch.agent.evidence`."""
+    """The state of a worker at the time of the record, as in `distlaunch.agent.evidence`."""
 
     local_rank: int
     pid: int
@@ -123,20 +125,24 @@ def _evidence(directory: str, attempt: int, start: int = 0) -> Iterator[Record]:
             yield typed(Record, json.loads(row))
 
 
-def _stacks_now(run: Run, state: State) -> dict[int, str]:
-    """Return the stacks of the running ranks of an active run, or as many as arrive within STACKS_S."""
+def _stacks_now(run: Run, state: State) -> tuple[dict[int, str], list[Record]]:
+    """Return the stacks of the running ranks of an active run, or as many as arrive within STACKS_S.
+
+    Also return the records that came with them.
+    """
     missing, found = {worker.rank for worker in state.workers if worker.running}, dict[int, str]()
+    records: list[Record] = []
     size = size_of(run.directory, file_of(state.attempt, EVIDENCE))
     try:
         request(run.directory, STACKS_REQUEST)
     except OSError:  # no write access, or the run directory was removed
-        return {}
+        return {}, records
     until = time.monotonic() + STACKS_S
     while missing - found.keys() and time.monotonic() < until:
         time.sleep(0.1)
-        for record in _evidence(run.directory, state.attempt, size):
-            found |= {record.first_rank + local_rank: text for local_rank, text in record.stacks}
-    return {rank: found.get(rank, f"no answer within {STACKS_S:g} s") for rank in sorted(missing)}
+        records = [*_evidence(run.directory, state.attempt, size)]
+        found = {each.first_rank + rank: text for each in records for rank, text in each.stacks}
+    return {rank: found.get(rank, f"no answer within {STACKS_S:g} s") for rank in sorted(missing)}, records
 
 
 # The explanation
@@ -235,9 +241,11 @@ def explain(
     except HistoryError as error:
         known = _recorded(run) or Explanation(run, "unknown", run.status.why or "nothing was recorded")
         return known._replace(incomplete=f"{EVENTS}: {error}")
-    state, differs, stackless = past.state, {}, tuple[str, ...]()
+    state, differs, stackless, signs = past.state, {}, tuple[str, ...](), tuple[str, ...]()
     if with_stacks and run.alive and state.phase is Phase.RUNNING:
-        state, stackless = _with_stacks(state, _stacks_now(run, state))
+        stacks, records = _stacks_now(run, state)
+        state, stackless = _with_stacks(state, stacks)
+        signs = tuple(sign for record in records for sign in record.signs(_pids(state)))
     chosen, other = other is not None, other or _last_good(run)
     if other:
         with contextlib.suppress(HistoryError):
@@ -247,7 +255,8 @@ def explain(
     known = Explanation(run, other=other.id if other else "", chosen=chosen, differs=differs)
     known = known._replace(
         evidence=tuple(_evidence(run.directory, state.attempt)),
-        waiting=(*_standing(state), *stackless, *_activity(run, state)),
+        signs=signs,
+        waiting=(*awaited(state), *_standing(state), *stackless, *_activity(run, state)),
         restarts=_restart_words(state),
         code=state.spec.tree.words if state.spec.tree else "",
     )
@@ -269,7 +278,9 @@ def _with_stacks(state: State, stacks: Mapping[int, str]) -> tuple[State, tuple[
     for rank, text in stacks.items():
         state = state.with_worker(rank, stack=py_spy_frames(text))
         if not state.workers[rank].stack:
-            reasons.setdefault(text.strip().partition("\n")[0], []).append(rank)
+            reason = text.strip().partition("\n")[0]
+            reason = "its Python is starting" if reason.startswith("Process ") else reason
+            reasons.setdefault(reason, []).append(rank)
     missing = ((rank_list(ranks, state.unit), reason) for reason, ranks in reasons.items())
     return state, tuple(f"no stack for {ranks}: {reason}" for ranks, reason in missing)
 
@@ -291,10 +302,11 @@ def _recorded(run: Run) -> Explanation | None:
 def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> Explanation:
     """Add the root cause to the explanation, with details from the summary."""
     summary = summary_of(known.run.directory, state) or Summary(state, known.run.directory, {}, 0.0)
-    document, pids = summary.cause_document(cause), {worker.pid for worker in state.workers if worker.pid}
+    document, pids = summary.cause_document(cause), _pids(state)
     waited = cause.peer_gone and bool(summary.lagging)
     place = None if waited else document["node"]
-    records = [record for record in known.evidence if place in (None, record.node)]
+    # Records with stacks were requested earlier, by a user.
+    records = [each for each in known.evidence if place in (None, each.node) and not each.stacks]
     known = known._replace(
         certainty=document["certainty"],
         cause=cause.text,
@@ -331,6 +343,20 @@ def _recorded_error(run: Run, cause: Cause) -> tuple[str, ...]:
     """Return the error from the summary of a run whose output is not in its directory, as with torchrun."""
     known = _recorded(run)
     return known.error if known and known.rank == cause.rank else ()
+
+
+def _pids(state: State) -> set[int]:
+    return {worker.pid for worker in state.workers if worker.pid}
+
+
+def awaited(state: State) -> Iterator[str]:
+    """Describe what the next attempt is waiting for, if it is waiting for nodes."""
+    if state.phase is Phase.RESTARTING:
+        busy = [state.label(index) for index, node in enumerate(state.nodes) if may_be_occupied(node)]
+        if busy:
+            yield f"the next attempt starts once the last one's ranks have ended on {listed(busy)}"
+        elif awaited := returning(state):
+            yield f"the next attempt waits for nodes; {listed(awaited)} may return"
 
 
 def _standing(state: State) -> Iterator[str]:

@@ -192,8 +192,8 @@ class Scheduler:
     def remarks(self, spec: JobSpec) -> Iterable[str]:
         """List messages about effects of submitting the job that the user may not expect."""
         if spec.nodes[0].gpus is None and self.gpus(spec) is None:
-            advice = "set gpus_per_node to the number of GPUs per node, or to 0 for a CPU job"
-            yield f"the job file requests no GPUs: {advice}"
+            advice = "to get some, set gpus_per_node to the number per node; 0 declares a CPU job"
+            yield f"the job requests no GPUs; {advice}"
 
     def options(self, spec: JobSpec, followed: bool) -> Iterable[str]:
         """List the options for the batch script, except those in `extra`. `followed` is as in `script`."""

@@ -21,7 +21,7 @@ PAGES = {
     for path in (*ROOT.glob("*.md"), *ROOT.glob(".github/*.md"), *sorted((ROOT / "docs").glob("*.*[dt]")))
 }
 README, JOB_FILE = PAGES["README.md"], PAGES["docs/job-file.md"]
-SUBMIT = "distlaunch submit job.yaml --set nodes=2 --set slurm.time=1h"
+SUBMIT = "distlaunch submit job.yaml --set nodes=2 --set gpus_per_node=8 --set slurm.time=1h"
 ON_HOSTS = {"distlaunch check-port job.yaml", "distlaunch run job.yaml", SUBMIT}
 """README's commands for several hosts and Slurm: tests/cluster/test_readme.py and test_submit.py run them."""
 SCRATCH = {

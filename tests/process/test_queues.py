@@ -452,7 +452,10 @@ def test_reports_a_directory_that_cannot_hold_scripts_and_a_dry_run_writes_none(
     job.write_text("command: ['true']\nlogs: {dir: job.yaml}\n")
     told = distlaunch("submit", str(job), status=1).stderr
     assert f"can't write the batch script to {job}: File exists; set logs.dir" in told
-    assert "requests no GPUs: set gpus_per_node to the number of GPUs per node, or to 0 for" in told
+    assert (
+        "requests no GPUs; to get some, set gpus_per_node to the number per node; 0 declares a CPU job"
+        in told
+    )
     job.write_text("command: ['true']\nbackend: nccl\npbs: {select: '2:ngpus=4'}\n")
     assert distlaunch("submit", "--dry-run", str(job), status=0).stderr == ""  # select isn't parsed
     job.write_text("command: ['true']\ngpus_per_node: 0\n")

@@ -16,7 +16,7 @@ from distlaunch.agent import procfs
 from distlaunch.agent.watches import Arrivals, doing
 from distlaunch.diagnosis.flight import waiting_lines
 from distlaunch.observers.recording import flight_dumps
-from tests.harness import Going, distlaunch, running, wait_until, write_job
+from tests.harness import Going, distlaunch, kill, running, wait_until, write_job
 from tests.process.commands import TWO
 from tests.unit.samples import WATCHDOG
 
@@ -69,15 +69,17 @@ def test_finds_the_culprit_by_the_stacks_that_python_prints(tmp_path: Path, coll
 
 
 def test_why_shows_where_the_ranks_are_before_they_count_as_stalled(tmp_path: Path, collective: Path) -> None:
-    ready = "    print('ready', os.environ['RANK'], 0, flush=True)\n"
+    ready = "    print('ready', os.environ['RANK'], os.getpid(), flush=True)\n"
     worker = WAITS_OR_STEPS.replace("    c10d.", f"{ready}    c10d.")
     job = write_job(tmp_path, worker, f"{TWO}env: {{PLACE: {collective}}}")
     with running(job) as run:
-        run.wait_ready(2)
-        for _ in range(2):  # the second answer is a new one
+        pid = run.wait_ready(2)[1]
+        for suspended in (False, True):
             shown = distlaunch("why", str(run.run_directory()), status=0).stdout
             where = "rank 0 in all_reduce (worker.py:8); rank 1 not in a collective but in step (worker.py:6)"
             assert f"waiting: {where}" in shown
+            assert (f"evidence: rank 1 (pid {pid} on node0) was suspended by a signal" in shown) == suspended
+            kill(pid, signal.SIGCONT if suspended else signal.SIGSTOP)
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130
     assert run.events("StackDumped") == []  # the supervisor must not judge by the stacks of ranks that work

@@ -10,6 +10,7 @@ import pytest
 from distlaunch.agent import messages
 from distlaunch.errors import Exit
 from distlaunch.job.spec import Allocation
+from distlaunch.runs.why import awaited
 from distlaunch.supervisor.actions import Connect, Drop, Finish, GiveUp, StartWorkers
 from distlaunch.supervisor.allocation_end import is_to_go_on
 from distlaunch.supervisor.events import Event, LinkEnded
@@ -644,8 +645,10 @@ def test_a_node_that_returns_in_time_has_its_place_again_with_its_route(nodes: s
 def test_reports_once_which_node_it_waits_for_and_that_it_is_back() -> None:
     job = Job().to_running()
     job.lose(1)
+    assert [*awaited(job.state)] == ["the next attempt starts once the last one's ranks have ended on b"]
     while not (told := [text for text in texts(job.actions) if "timeouts.rejoin" in text]):
         job.obey(job.tick())
+    assert [*awaited(job.state)] == ["the next attempt waits for nodes; b may return"]
     assert told[0].startswith("only 1 of 2 required nodes available; waiting up to ")
     assert told[0].endswith(" s for b to return (timeouts.rejoin)")
     job.come_back(1)
