@@ -167,8 +167,8 @@ class Agent:
 
     def _report_orphans(self) -> None:
         """Remove leftovers of earlier runs whose agents are dead. Called once, after the first answers."""
-        scratch.remove_abandoned()
         killed = sweep.kill_orphans()
+        scratch.remove_abandoned()
         if killed:
             self._outbox.report(messages.OrphansKilled(self._node, killed))
 

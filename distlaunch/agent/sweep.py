@@ -7,8 +7,9 @@ alone reaps the orphans (PR_SET_CHILD_SUBREAPER, Linux 3.4).
 Processes left by an earlier agent are found through their environment. Every worker has two variables, which
 its descendants inherit: DISTLAUNCH_RUN_ID and DISTLAUNCH_AGENT. The latter contains the node, since several
 nodes may share a host. It also contains the PIDs and start times of the agent and its guardian, so a later
-process with the same PID isn't mistaken for one of them. A process whose agent and guardian are both dead is
-an orphan, and nothing else will sweep it.
+process with the same PID isn't mistaken for one of them. A process whose agent and guardian were both killed
+is an orphan, and nothing else will sweep it. They have then left the directory of its error file behind. If
+that is gone, the process only has a copy of a worker's environment.
 
 A worker may submit another job to the scheduler, which passes these variables on, to this host or another.
 The processes of that job are no orphans: DISTLAUNCH_AGENT also contains the host's boot and the worker's job.
@@ -36,7 +37,7 @@ Python's resource tracker outlives the processes that it serves, until it has un
 """
 FEW = 64
 """Maximum number of helper processes to wait for. If there are more, they may be forking."""
-RUN, AGENT = b"DISTLAUNCH_RUN_ID=", b"DISTLAUNCH_AGENT="
+RUN, AGENT, ERROR_FILE = b"DISTLAUNCH_RUN_ID=", b"DISTLAUNCH_AGENT=", b"TORCHELASTIC_ERROR_FILE="
 JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID")
 """Variables with the ID of a scheduler's job; JOB_ID is Grid Engine's."""
 
@@ -137,11 +138,10 @@ def kill_left(error_files: set[bytes]) -> set[int]:
 
     `error_files` are those workers' error files. A descendant's environment names its worker's error file.
     """
-    name = b"TORCHELASTIC_ERROR_FILE="
 
     def left() -> list[int]:
         pids = procfs.descendants(os.getpid())
-        return [pid for pid in pids if _value(procfs.environment(pid), name) in error_files]
+        return [pid for pid in pids if _value(procfs.environment(pid), ERROR_FILE) in error_files]
 
     return _kill_each(left, set())
 
@@ -203,7 +203,10 @@ def kill_orphans() -> int:
         words = _value(environ, AGENT).split(b"-", 5)
         if len(words) != 6 or words[1:3] != here:
             return False  # unrelated, or from another host, or from a container with its own PIDs
-        return in_its_job(environ) and not any(map(_alive, words[3:5]))
+        crashed = not any(map(_alive, words[3:5])) and os.path.isdir(
+            os.path.dirname(_value(environ, ERROR_FILE))
+        )
+        return crashed and in_its_job(environ)
 
     return _kill(is_orphan)
 

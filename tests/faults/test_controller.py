@@ -87,20 +87,23 @@ def test_the_next_start_ends_what_a_crash_left(
 
 
 @pytest.mark.alone  # without the ID of a job, the agents of other runs take what runs here for leftovers
-def test_a_job_that_a_rank_submitted_runs_undisturbed(tmp_path: Path) -> None:
-    """A scheduler passes the rank's variables on to the job, where they name an agent that is long gone."""
+def test_only_processes_that_a_crash_left_are_taken_for_its_leftovers(tmp_path: Path) -> None:
+    """Not a job that a rank submitted, to which its scheduler passes the rank's variables on, nor one that
+    a user started with a copy of them; they name an agent that is long gone."""
     job = str(write_job(tmp_path, "import json, os; json.dump({**os.environ}, open('env', 'w'))", ONE))
     distlaunch("run", job, status=0)
     env = json.loads((tmp_path / "env").read_text())
-    assert env["DISTLAUNCH_AGENT"]
-    evaluation = subprocess.Popen(["sleep", "1000"], env={**env, "SLURM_JOB_ID": "18"})
-    try:
-        following = distlaunch("run", job, env=env, status=0)
-        assert "left over" not in following.stderr
-        assert evaluation.poll() is None
-    finally:
-        evaluation.kill()
-        evaluation.wait()
+    with contextlib.ExitStack() as stack:
+        copied, submitted = (
+            stack.enter_context(subprocess.Popen(["sleep", "1000"], env={**env, **more}))
+            for more in ({}, {"SLURM_JOB_ID": "18"})
+        )
+        stack.callback(submitted.kill)
+        stack.callback(copied.kill)
+        assert "left over" not in distlaunch("run", job, env=env, status=0).stderr
+        os.mkdir(os.path.dirname(env["TORCHELASTIC_ERROR_FILE"]))  # as if its agent had been killed
+        assert "killed 1 process left over" in distlaunch("run", job, env=env, status=0).stderr
+        assert (copied.wait(), submitted.poll()) == (-signal.SIGKILL, None)
 
 
 @pytest.mark.fault(22, "agent and guardian are killed at once, and the job starts again", promise="6, 12")
