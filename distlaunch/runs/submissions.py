@@ -161,6 +161,10 @@ def submission_of(run: Run) -> Submission | None:
 def _of_id(word: str, known: Collection[Submission]) -> Submission | None:
     """Return the latest job with that ID, or the only job with that number (IDs may end in a server name)."""
     if found := [each for each in known if each.id == word]:
+        open_ = [each for each in found if not each.end]
+        if len(open_) > 1 and len(active := [each for each in open_ if not _is_over(each)]) > 1:
+            names = listed([each.name for each in active])
+            raise UsageError(f"{word} is ambiguous: it matches {names}; specify the ID of the run")
         return max(found, key=lambda each: (not each.end, each.at))
     numbered = [each for each in known if each.id.partition(".")[0] == word]
     if len(numbered) > 1:

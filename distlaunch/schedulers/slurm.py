@@ -252,9 +252,13 @@ class Slurm(base.Scheduler):
 
     def cancel(self, job: str, at_once: bool = False) -> None:
         """Cancel with scancel."""
+        # scancel takes the ID of an array's last task for the whole array, and ignores those of other tasks.
+        asked = ("--noheader", f"--jobs={job}", "--format=%A|%F_%K")
+        output = _call("squeue", *asked, forgives=re.compile("Invalid job id"))
+        job = dict(re.findall(r"(?m)^(\d+)\|(\d+_\d+)$", output)).get(job, job)
         _call("scancel", job)
         if at_once:
-            _call("scancel", "--signal=KILL", job)
+            _call("scancel", "--signal=KILL", job, forgives=queue.ANYTHING)  # it may already be gone
 
     def requeue(self, job: str, environ: Mapping[str, str]) -> None:
         """Requeue with scontrol, which refuses a job that has already been requeued."""

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.slurm import OVER, Slurm
 from tests.cluster.test_slurm import WAITS
-from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, kill
+from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, kill, wait_until
 from tests.process.commands import SLEEPER
 from tests.process.test_replaced import Installed
 from tests.queued import Queue, check_stop_before_start, rows
@@ -83,6 +83,20 @@ def test_stops_a_running_job_with_all_that_is_its(queue: Queue) -> None:
     assert distlaunch("wait", job).returncode == 143
     assert len(queue.starts(job)) == 1
     assert "had already ended" in distlaunch("stop", job).stderr
+
+
+def test_stops_one_task_of_an_array_and_kills_another(queue: Queue, slurm: Slurm) -> None:
+    """One task has the ID of the whole array, and scancel ignores those of the others."""
+    script = distlaunch("export", "slurm", str(queue.job(SLEEPER)), "--set", "nodes=1", status=0).stdout
+    (queue.directory / "runs").mkdir()
+    (queue.directory / "array.sh").write_text(script)
+    job = slurm.tool("sbatch", "--parsable", "--array=0-1", str(queue.directory / "array.sh"))
+    queue.known.append(job)
+    wait_until(lambda: [row["state"] for row in rows()] == ["RUNNING"] * 2, lambda: str(rows("--all")))
+    for task, options in ((1, ()), (0, ("--now",))):
+        stopped = distlaunch("stop", f"{job}_{task}", *options, status=0)
+        assert "CANCELLED, exit status" in stopped.stderr
+        assert len(rows()) == task
 
 
 FLAKY = """

@@ -332,6 +332,10 @@ def test_the_same_id_in_two_queues_is_two_jobs_and_a_number_of_several_is_ambigu
     (row,) = rows()
     assert (row["job"], row["state"]) == ("train", "PENDING")
     assert queue.id in distlaunch("ps", queue.id).stdout
+    note_end(old, "")
+    told = f"{queue.id} is ambiguous: it matches {old.name}, {queue.name}; specify the ID of the run"
+    assert told in distlaunch("stop", queue.id, status=2).stderr
+    note_end(old, "COMPLETED")
     assert f"{queue.name}: cancelled" in distlaunch("stop", queue.id).stderr
     for words in (["ps"], ["ps", "-a"]):
         assert re.search(rf"{queue.id} +CANCELLED", distlaunch(*words, queue.id).stdout), "it never had a run"
