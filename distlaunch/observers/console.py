@@ -4,7 +4,7 @@ import errno
 import os
 import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from distlaunch.here import reaches_terminal
@@ -219,6 +219,7 @@ class Folding:
         self._show, self._hold_s = show, hold_s
         self._tags: dict[int, str] = {}
         self._groups: dict[tuple[int, bytes, int], set[int]] = {}
+        self._repeated = Counter[tuple[int, int, bytes]]()
         self._lines = Lines()
         self._bytes = 0
         self._since: float | None = None
@@ -239,6 +240,7 @@ class Folding:
     def flush(self) -> None:
         """Show the lines held back."""
         groups, self._groups = self._groups, {}
+        self._repeated.clear()
         self._bytes, self._since = 0, None
         for (stream, line, _), ranks in groups.items():
             first = min(ranks)
@@ -256,9 +258,8 @@ class Folding:
         if self._since is None:
             self._since = now
         for line in lines:
-            repetition = 0
-            while rank in (ranks := self._groups.setdefault((stream, line, repetition), set())):
-                repetition += 1
+            ranks = self._groups.setdefault((stream, line, self._repeated[rank, stream, line]), set())
+            self._repeated[rank, stream, line] += 1
             self._bytes += 8 if ranks else 8 + len(line)
             ranks.add(rank)
         if self._bytes > MAX_FOLDED or not self._hold_s:

@@ -1,5 +1,6 @@
 """Folding of identical lines that several ranks print at about the same time."""
 
+import time
 from collections import Counter
 
 from hypothesis import given
@@ -62,6 +63,14 @@ def test_keeps_the_order_of_first_lines() -> None:
     shown.fold.flush()
     assert [line for _, _, line in shown.lines] == [b"one\n", b"two\n", b"one\n"]
     assert shown.fold.due is None
+
+
+def test_takes_linear_time_for_a_repeated_line() -> None:
+    shown, began = Shown(), time.process_time()
+    shown.add(0, 0, b"\n" * 20_000, 0.0)
+    shown.fold.flush()
+    assert shown.lines == [([0], 0, b"\n")] * 20_000
+    assert time.process_time() - began < 8
 
 
 def test_bounds_what_folding_holds_back() -> None:
