@@ -115,6 +115,9 @@ def _fill_standard_descriptors() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
+    # Python sets its own streams to None.
+    sys.stdin, sys.stdout = sys.stdin or os.fdopen(0), sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def _print_anything() -> None:
@@ -129,11 +132,9 @@ def _leave(status: int) -> None:
     # Another Ctrl-C has nothing to stop. (With SIG_IGN, Python would report a Ctrl-C that arrives now.)
     signal.signal(signal.SIGINT, lambda *_: None)
     with contextlib.suppress(OSError):
-        if sys.stderr:  # None if the descriptor was closed at the start
-            sys.stderr.flush()
+        sys.stderr.flush()
     try:
-        if sys.stdout:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except BrokenPipeError:
         status = status or 141
     except OSError as error:

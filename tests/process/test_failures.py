@@ -450,6 +450,11 @@ def test_runs_with_a_closed_standard_stream(tmp_path: Path, closed: int) -> None
     assert ("[node0:0] err\n" in done.stderr) == (closed != 2)
     (log,) = (tmp_path / "runs").glob("*/rank0.out")
     assert log.read_text() == "out\n"
+    words = ("why", "logs", "report -o -", f"dry-run {job}", "ps .")
+    others = [f"{shlex.join(distlaunch_argv(*each.split()))} {closed}>&-" for each in words]
+    done = completed(["/bin/sh", "-c", " && ".join([f"cd {tmp_path}", *others])], 0)
+    message = "distlaunch: no active runs"
+    assert (message in done.stdout, message in done.stderr) == (False, closed != 2)
 
 
 @pytest.mark.parametrize(
