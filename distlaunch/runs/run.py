@@ -208,7 +208,7 @@ def find(word: str | None, alone: bool = False) -> Run:
         runs = {run: path for run, path in known.items() if run in started | below}
         which = "of this directory"
         nothing = f"no runs below the current directory or started from it; specify one ({_LIST})"
-    elif os.path.isdir(word) or (os.sep in word and not word.endswith(JOB_FILES)):
+    elif os.path.isdir(word) or (os.sep in word and not (word.endswith(JOB_FILES) or _of_name(word, known))):
         if os.path.isdir(word) and os.stat(word).st_uid != os.geteuid():
             hint = "you can read and stop only your own runs; specify one by its ID or directory"
             raise UsageError(f"{word} belongs to another user: {hint}")
@@ -270,7 +270,7 @@ def _of_name(word: str, known: Mapping[str, str]) -> dict[str, str]:
         sent = ways(file)  # to another host, which may share the list of runs
         same = {run for run, path in known.items() if (it := run_in(path)) and it.status.file == file}
         return {run: path for run, path in known.items() if run in sent or run in same}
-    part = job_part(word)
+    part = job_part(word) or "job"
     found = {run: path for run, path in known.items() if _job_of(run) == part}
     if part != word:  # IDs contain only a part of it
         found = {

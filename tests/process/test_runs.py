@@ -530,6 +530,13 @@ def test_finds_a_run_by_each_of_its_names(over: Path) -> None:
         ran(Path("/"), "wait", run, status=status)  # it is listed
 
 
+@pytest.mark.parametrize("name", ["жоб", "x/y"])
+def test_finds_a_run_by_a_name_that_its_id_cannot_contain(tmp_path: Path, name: str) -> None:
+    (tmp_path / "job.yaml").write_text(f"name: {name}\n{NOTHING}")
+    ran(tmp_path, "run", "job.yaml", status=0)
+    ran(tmp_path, "wait", name, status=0)
+
+
 def test_refuses_a_name_of_no_run_or_of_several(over: Path) -> None:
     runs = by_status(over)
     alike = runs[3][: -len("20260101-120000-0a1b2c3d")]
