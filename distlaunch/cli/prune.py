@@ -51,13 +51,14 @@ def _old_runs(before: float, places: Sequence[str]) -> Iterator[Run]:
         check_directory(place)
     damaged = []
     for directory in (dict(scanned(places)) if places else directories()).values():
-        if not os.path.isdir(directory) or os.stat(directory).st_uid != os.getuid():
-            continue
-        if (run := run_in(directory)) is None:
-            damaged.append(directory)
-        elif _is_over(run) and max(run.status.since, heard(directory) or 0.0) < before:
-            yield run
-    if damaged:
+        with contextlib.suppress(OSError):  # another `prune` may be deleting it
+            if os.stat(directory).st_uid != os.getuid():
+                continue
+            if (run := run_in(directory)) is None:
+                damaged.append(directory)
+            elif _is_over(run) and max(run.status.since, heard(directory) or 0.0) < before:
+                yield run
+    if damaged := [*filter(os.path.isdir, damaged)]:
         say(f"kept runs with an unreadable status; if they have ended, delete them: rm -r {join(damaged)}")
 
 
@@ -72,7 +73,9 @@ def _pruned(run: Run, dry: bool) -> dict[str, Any]:
     size, error = _size(run.directory), None
     if not dry:
         try:
-            shutil.rmtree(run.directory)
+            while os.path.isdir(run.directory):  # again if another `prune` is deleting it, too
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.rmtree(run.directory)
         except OSError as failed:
             error = f"{run.directory}: {reason(failed)}"
     return {"run": run.id, "directory": run.directory, "bytes": size, "error": error}

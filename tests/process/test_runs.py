@@ -716,6 +716,20 @@ def test_prune_deletes_old_runs_that_are_over_here_or_elsewhere(tmp_path: Path, 
     assert "e.g. --older 30d" in ran(tmp_path, "prune", status=2).stderr
 
 
+def test_prune_accepts_that_another_one_deletes_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def overtaken(path: str) -> None:
+        rmtree(path)
+        rmtree(path)
+
+    (tmp_path / "job.yaml").write_text(NOTHING)
+    ran(tmp_path, "run", "job.yaml", status=0)
+    rmtree, _ = shutil.rmtree, monkeypatch.setattr(shutil, "rmtree", overtaken)
+    assert run_app(["prune", str(tmp_path), "--older", "0s"]) == 0
+    assert "deleted 1 run" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(("command", "lose"), [("wait", os.rename), ("attach", shutil.rmtree)])
 def test_a_run_without_its_directory_is_followed_to_its_end(
     command: str, lose: Any, tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
