@@ -145,6 +145,8 @@ def override(root: Value, path: list[str], new: Value) -> Value:
 
 # Values and corrections in messages
 
+_SHELL_SYNTAX = r"[;&|<>()$`'\"\\*?]|^\w+="
+
 
 def describe(value: Value) -> str:
     """Format a value for error messages."""
@@ -173,6 +175,11 @@ def words_of(text: str) -> list[str]:
     """Split `text` into words at blanks, or else at commas."""
     words = text.split() if re.search(r"\s", text.strip()) else re.findall(r"(?:\[[^\]]*\]|[^,\[])+|\[", text)
     return [word for word in (word.strip(" ,") for word in words) if word]
+
+
+def as_command(text: str) -> str:
+    """Return a command as a YAML list: its words, or a shell that runs it if it has shell syntax."""
+    return f"[sh, -c, {in_quotes(text)}]" if re.search(_SHELL_SYNTAX, text) else as_list(text)
 
 
 def in_quotes(text: str) -> str:
@@ -220,12 +227,13 @@ def program_keys(text: str) -> dict[str, str]:
     """Return the keys for a `script` that is a whole command line, or {} if it is just a path."""
     if found := re.fullmatch(r"(\S+\.py)\s+(\S.*)", text):
         return {"script": found[1], "args": as_list(found[2])}
-    if found := re.fullmatch(r"((?:\S*/)?python[0-9.]*)\s+(-m\s+)?([^\s-]\S*)(?:\s+(\S.*))?", text):
+    found = re.fullmatch(r"((?:\S*/)?python[0-9.]*)\s+(-m\s+)?([^\s-]\S*)(?:\s+(\S.*))?", text)
+    if found and not re.search(_SHELL_SYNTAX, text):
         keys = {"module" if found[2] else "script": found[3]}
         keys |= {"args": as_list(found[4])} if found[4] else {}
         return keys if found[1] in ("python", "python3") else {**keys, "python": found[1]}
     if re.match(r"(?:\S*/)?(?:python[0-9.]*|bash|sh)\s", text):
-        return {"command": as_list(text)}
+        return {"command": as_command(text)}
     return {}
 
 

@@ -17,6 +17,7 @@ from distlaunch.job.document import (
     Place,
     Scalar,
     Value,
+    as_command,
     as_list,
     colon_hint,
     describe,
@@ -324,7 +325,8 @@ class ListOf(Type):
                 if any(self.item.read(word) is REFUSED for word in words):
                     return f"; each item must be {self.item.name}"
                 key = "" if value.place.typed else f"{path.rpartition('.')[2]}: "
-                return f"; write {key}{value.place.instead(text, as_list(text))}"
+                listed = as_command(text) if path in ("command", "notify.command") else as_list(text)
+                return f"; write {key}{value.place.instead(text, listed)}"
             case Scalar(value=int(number)) if self.item.read(value) is not REFUSED:
                 return f"; write {path.rpartition('.')[2]}: [{number}]"
         return ""

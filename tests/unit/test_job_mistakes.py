@@ -35,6 +35,8 @@ PLAIN_MISTAKES = {
     "gpus_per_node: many": '2:16: gpus_per_node: expected an integer from 0 to 4096 or "auto", got "many"',
     "procs_per_node: 2.5": "2:17: procs_per_node: expected an integer ≥ 1, got 2.5",
     "command: []": "2:10: command: expected a non-empty list, got an empty list",
+    "command: ls -l": '2:10: command: expected …, got "ls -l"; write command: [ls, -l]',
+    "command: a; b": '2:10: command: expected …, got "a; b"; write command: [sh, -c, "a; b"]',
     "args: [[x]]": "2:8: args[0]: expected a string, got a list",
     "env: [A]": "2:6: env: expected a map of settings, got a list",
     "restarts: {max: 1, on: [node-lost]}": '2:25: restarts.on[0]: expected …; did you mean "node_lost"?',

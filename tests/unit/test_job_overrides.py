@@ -99,6 +99,8 @@ def test_an_item_of_a_missing_list_suggests_the_list(load: Load, base: str, over
         ("python -m a.b c", "write module: a.b and args: [c]"),
         ("python -u ddp.py", "write command: [python, -u, ddp.py]"),
         ("bash ddp.sh a", "write command: [bash, ddp.sh, a]"),
+        ("bash a.sh; b", 'write command: [sh, -c, "bash a.sh; b"]'),
+        ("python ddp.py > log", 'write command: [sh, -c, "python ddp.py > log"]'),
     ],
 )
 def test_suggests_keys_for_a_command_in_script(load: Load, problems: Problems, text: str, hint: str) -> None:
