@@ -198,7 +198,8 @@ class Slurm(base.Scheduler):
             yield f"--signal={flags.replace('B', '')}B:{which}"
         if asked.get("exclusive"):
             yield "--exclusive"
-        directory = spec.logs.directory.replace("%", "%%")  # % also begins a Slurm filename pattern
+        directory = spec.logs.directory if followed else base.workdir(spec)
+        directory = directory.replace("%", "%%")  # % also begins a Slurm filename pattern
         yield base.option("--output=", queue.output_path(directory, "%j", self.name))
         yield "--open-mode=append"
         yield "--requeue" if spec.restarts.requeue else "--no-requeue"

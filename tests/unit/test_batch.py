@@ -53,7 +53,7 @@ OPTIONS = [
     ("slurm", "restarts: {requeue: 3}\nslurm: {extra: [-x], mem: 0}", ["--requeue", "-x", "--mem=0"]),
     ("slurm", "restarts: {max: 3}\nname: long run", ["--no-requeue", "--job-name=long run"]),
     ("slurm", 'name: "a\\nb"\nslurm: {signal: "R:USR1@120"}', ["--job-name=a b", "--signal=RB:USR1@120"]),
-    ("slurm", "logs: {dir: '50%j'}", ["--output={here}/50%%j/slurm-%j.out", "--open-mode=append"]),
+    ("slurm", "workdir: 50%j", ["--output={here}/50%%j/slurm-%j.out", "--open-mode=append"]),
     ("grid-engine", "", ["-S /bin/bash", "-N job", "-j y", "-o '{here}/$JOB_NAME.o$JOB_ID'", "-r n"]),
     ("grid-engine", "nodes: 4\ngpus_per_node: 8\ngrid_engine: {pe: mpi}", ["-pe mpi 32", "-l gpu=8"]),
     ("grid-engine", "gpus_per_node: 1\ngrid_engine: {pe: mpi, slots: 16, nodes: 3}", ["-pe mpi 48"]),
