@@ -20,16 +20,16 @@ TRACEBACK = "Traceback (most recent call last):"
 class Ending(Frozen):
     """The end of a worker, with facts from the kernel: OOM kills since the start, (size, free) of /dev/shm.
 
-    `peer_gone` is set if the worker lost its connection to another rank. `python` is its interpreter.
-    `module` is the module that it ran instead of a file. `stdin` is set if it has the controller's stdin.
-    `networked` is set if the ranks run on several machines.
+    `peer_gone` is set if the worker lost its connection to another rank. `python` is its interpreter, unless
+    it ran a command. `module` is the module that it ran instead of a file. `stdin` is set if it has the
+    controller's stdin. `networked` is set if the ranks run on several machines.
     """
 
     status: int
     oom_kills: int = 0
     shm: tuple[int, ...] = ()
     peer_gone: bool = False
-    python: str = "python"
+    python: str = ""
     module: str = ""
     stdin: bool = False
     networked: bool = False
@@ -351,7 +351,8 @@ def _needs_stdin(what: str, needed: str) -> Callable[[Ending], str]:
 
 
 def _no_package(ending: Ending) -> str:
-    return f"the workers' Python ({ending.python}) lacks a package: install it there, or use another Python"
+    python = f"the workers' Python ({ending.python})" if ending.python else "the program's Python"
+    return f"{python} lacks a package: install it there, or use another Python"
 
 
 def _data_loader(ending: Ending) -> str:

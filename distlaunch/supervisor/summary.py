@@ -246,7 +246,8 @@ class Summary(Frozen):
         output = exits.without_remarks(self._stderr_end(cause.rank))
         words = _record_text(worker) + output
         part = self.state.planned.node_of(cause.rank)
-        python, program = part.python, part.program
+        program = part.program
+        python = "" if program.kind == "command" else part.python
         module = program.words[0] if program.kind == "module" else ""
         ending = exits.Ending(
             *(worker.phase.status, worker.phase.oom_kills, worker.phase.shm, cause.peer_gone, python, module),
