@@ -48,7 +48,7 @@ _WHYS = {
 _MAY_GO_ON = (_WHYS["TIMEOUT"], _WHYS["OUT_OF_MEMORY"])
 """Reasons for which the job itself must request a requeue. Slurm requeues preempted jobs on its own."""
 _REASONS = {"NodeDown": "NODE_FAIL", "TimeLimit": "TIMEOUT"}
-_HINTS = {"DependencyNeverSatisfied": ": a job it depends on has failed; `distlaunch stop` cancels it"}
+_HINTS = {"DependencyNeverSatisfied": ": its dependency can't be met anymore; `distlaunch stop` cancels it"}
 """Advice for pending reasons that mean that a job will never start."""
 SIGNAL = r"(?:[BR]{1,2}:)?[A-Z][A-Z0-9]*"
 _DURATION = r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)"

@@ -315,7 +315,7 @@ def test_stops_a_slurm_task_that_can_never_start(tmp_path: Path, monkeypatch: py
     program(tmp_path / "scancel", f'[ "$*" = 74 ] && touch {tmp_path}/over')
     note(Submission("74", "train", str(tmp_path), time.time()))
     assert "PENDING" in (shown := distlaunch("ps").stdout)
-    assert "DependencyNeverSatisfied: a job it depends on has failed; `distlaunch stop` cancels it" in shown
+    assert "Satisfied: its dependency can't be met anymore; `distlaunch stop` cancels it" in shown
     assert "Slurm job 74: cancelled; no run was active" in distlaunch("stop", "73_1", status=0).stderr
 
 
