@@ -122,7 +122,7 @@ class Recorder(Observer):
             self.remark(f"{silence}; {advice}")
 
     def _mark_gaps(self, state: State, nodes: Iterable[int]) -> None:
-        """Append a note to the stderr log of each rank whose last output was lost with its node."""
+        """Append a note to the stderr log of each rank whose last output may have been lost with its node."""
         if (attempt := self._attempts.of(state.attempt)) is None:
             return
         for rank in [rank for node in nodes for rank in state.cut_off(node)]:
@@ -130,7 +130,8 @@ class Recorder(Observer):
             if goes_to.file and (attempt.number, rank) not in self._cut_off:
                 self._cut_off.add((attempt.number, rank))
                 when = time.strftime("%Y-%m-%d %H:%M:%S")
-                words = f"\ndistlaunch: incomplete: {label} was lost at {when}\n".encode()
+                what = f"the connection to {label} was lost at {when}; any later output is missing"
+                words = f"\ndistlaunch: {what}\n".encode()
                 entry = Entry(time.time(), 0, len(words), rank, attempt.number, STDERR)
                 self._directory.append(goes_to.file, words, entry)
 

@@ -378,7 +378,7 @@ def test_the_logs_of_a_lost_node_and_the_summary_say_that_output_may_be_missing(
         assert run.wait() == 71
         ends = {path.name: path.read_text() for path in run.run_directory().glob("rank*.err")}
     assert sorted(ends) == ["rank2.err", "rank3.err"]
-    told = r"\ndistlaunch: incomplete: node1 was lost at \S+ \S+\n"
+    told = r"\ndistlaunch: the connection to node1 was lost at \S+ \S+; any later output is missing\n"
     assert all(re.fullmatch(told, end) for end in ends.values()), ends
     incomplete = "logs of ranks 2-3 are incomplete: the node was lost before all output had arrived\n"
     assert run.stderr.count(incomplete) == 1, run.stderr
