@@ -113,7 +113,10 @@ def _run_of(directory: str, document: Mapping[str, Any], locked: bool | None, sa
     if not alive and not status.state.over:
         status = _ended_unseen(directory, status)
     elif alive and has_pid_here(status.controller) and state(status.controller.pid) == "T":
-        resume = f"`kill -CONT {status.controller.pid}` resumes it"
+        resume, entry = f"`kill -CONT {status.controller.pid}` resumes it", listed().get(status.run)
+        if entry and (job := entry.queued):
+            title = title_of(job.scheduler)
+            resume = f"if {title} suspended job {job.id}, it must resume the job; otherwise, {resume}"
         status = status._replace(state=RunState.SUSPENDED, why=f"a signal stopped its controller; {resume}")
     return Run(directory, status, alive, None if status.state.over else heard(directory))
 

@@ -194,7 +194,8 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     if event.signum == signal.SIGTSTP:
         # If suspended for longer than the lease, this process would count as dead, and the job would end.
         why = NO_SUSPENDING_TORCHRUN if state.spec.invocation.shares_stdio else NO_SUSPENDING
-        return state, (ShowMessage("warning", why),)
+        queued = state.spec.allocation and state.spec.allocation.queued  # its scheduler is suspending it
+        return state, () if queued else (ShowMessage("warning", why),)
     if event.signum in WARNINGS and signal.Signals(event.signum).name not in state.spec.invocation.signals:
         return state, (TerminationWarning(),)
     insists = event.signum in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)

@@ -76,14 +76,20 @@ def test_a_job_that_waits_says_why_and_can_be_stopped(queue: Queue) -> None:
     check_stop_before_start(f"Slurm job {job}", job)
 
 
-def test_stops_a_running_job_with_all_that_is_its(queue: Queue) -> None:
+def test_stops_a_running_job_with_all_that_is_its(queue: Queue, slurm: Slurm) -> None:
     job = queue.submit(STEPS, "restarts: {requeue: 3}")
     queue.wait_for(job, "from step 0", times=3)
+    slurm.tool("scontrol", "suspend", job)
+    told = f"if Slurm suspended job {job}, it must resume the job; otherwise, `kill -CONT "
+    why = distlaunch_argv("why", job)
+    wait_until(lambda: told in slurm.inside("host1", *why).stdout, lambda: distlaunch("ps").stdout)
+    slurm.tool("scontrol", "resume", job)
     stopped = distlaunch("stop", job, status=0)
     assert f"CANCELLED, exit status 143: Slurm job {job} was cancelled" in stopped.stderr
     assert distlaunch("wait", job).returncode == 143
     assert len(queue.starts(job)) == 1
     assert "had already ended" in distlaunch("stop", job).stderr
+    assert "can't be suspended" not in queue.output(job)
 
 
 def test_stops_one_task_of_an_array_and_kills_another(queue: Queue, slurm: Slurm) -> None:
