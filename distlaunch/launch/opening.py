@@ -142,7 +142,7 @@ def _open(
     child = _start(reach, reach.argv(), shared)
     nonce, same = os.urandom(16).hex(), reach.here and (named or PYTHON) == sys.executable and not inside
     streams = Streams(inside or [_opening(named)], nonce)
-    hidden = _hidden_from_sh() if isinstance(reach, Local) and not inside else ()
+    hidden = _hidden_from_sh() if isinstance(reach, (Local, SlurmStep)) and not inside else ()
     return Link(reach, child, streams, lambda: boot_text(bundle_for(same), nonce, index, hidden))
 
 
@@ -156,7 +156,7 @@ def _open_step(steps: Mapping[int, SlurmStep], named: str | None) -> Link:
     """Open one step for several nodes that have the same interpreter."""
     first, nonce = next(iter(steps.values())), os.urandom(16).hex()
     by_host = {step.host: index for index, step in steps.items()}
-    boot = boot_text(bundle_for(same_interpreter=False), nonce, (NODE_VARIABLE, by_host))
+    boot = boot_text(bundle_for(same_interpreter=False), nonce, (NODE_VARIABLE, by_host), _hidden_from_sh())
     child = _start(first, first.group_argv(list(by_host)))
     return Link(first, child, LabeledStreams(_opening(named), nonce, by_host, first), lambda: boot)
 

@@ -75,7 +75,7 @@ def test_hosts_come_from_the_allocation(tmp_path: Path, allocation: str, keys: s
 
 def test_ranks_see_the_job_of_slurm(tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job's identity and the GPUs, and nothing that an agent's step has for itself."""
-    seen = '{k: v for k, v in os.environ.items() if k[:4] in ("SLUR", "CUDA")}'
+    seen = '{k: v for k, v in os.environ.items() if k[:4] in ("SLUR", "CUDA", "BASH")}'
     tells = f"import os, json; print(json.dumps({seen}))"
     with inside(slurm, monkeypatch, "--gpus-per-node=2") as job:
         # Options that a script may have set for its own steps, which would ruin ours.
@@ -83,11 +83,13 @@ def test_ranks_see_the_job_of_slurm(tmp_path: Path, slurm: Slurm, monkeypatch: p
         given += " SLURM_JOB_NAME=train SRUN_CPUS_PER_TASK=99 SLURM_GPUS_PER_NODE=x:1,y:1"
         for setting in given.split():
             monkeypatch.setenv(*setting.split("="))
+        monkeypatch.setenv("BASH_FUNC_f%%", "() { true; }")  # which dash doesn't pass on
         done = distlaunch("run", str(write_job(tmp_path, tells)))
     rows = [json.loads(line.partition("] ")[2]) for line in done.stdout.splitlines()]
     assert len(rows) == 6, done.stderr
     assert {(row["SLURM_JOB_ID"], row["SLURM_JOB_NAME"]) for row in rows} == {(job, "train")}
     assert {row["CUDA_VISIBLE_DEVICES"] for row in rows} == {"0,1"}
+    assert {row.get("BASH_FUNC_f%%") for row in rows} == {"() { true; }"}
     gone = {f"SLURM_{name}" for name in ("PROCID", "NTASKS", "LOCALID", "STEP_ID", "NODEID", "NNODES")}
     assert not gone & {name for row in rows for name in row}
 
