@@ -121,7 +121,7 @@ LIMIT = "scontrol update jobid=JOB TimeLimit=1; scontrol update jobid=JOB EndTim
     [
         ("scancel JOB", "was cancelled"),
         # As --signal=USR1@… does, which Slurm rounds to a minute: a signal to all steps.
-        ("scancel --signal=USR1 JOB", ": sent SIGTERM to all ranks"),
+        ("scancel --signal=USR1 JOB", "received a warning signal: sent SIGTERM to all ranks"),
         pytest.param(LIMIT, "reached its time limit", marks=pytest.mark.long),
     ],
 )
