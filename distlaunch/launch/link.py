@@ -35,8 +35,6 @@ class Link:
 
     def __init__(self, transport: Transport, process: Child, streams: Streams, boot: Boot) -> None:
         self._transport, self._process, self.streams = transport, process, streams
-        self.patience_s = transport.patience_s
-        """Seconds that the process has to exit before it is killed."""
         self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
         for fd in (self.stdin, self.stdout, self.stderr):
             os.set_blocking(fd, False)
@@ -174,6 +172,15 @@ class Link:
         self.kill()
         self._process.wait()
         self.close()
+
+    @property
+    def patience_s(self) -> float:
+        """Return the seconds that the process has to exit before it is killed.
+
+        A guardian has none until its agent has started: there is nothing to sweep, and it may be suspended.
+        """
+        limit_s = self._transport.patience_s
+        return limit_s if limit_s < math.inf or self.streams.booted else 0.0
 
     @property
     def has_ended(self) -> bool:

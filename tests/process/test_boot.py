@@ -241,6 +241,12 @@ def test_an_early_agent_in_use_is_not_discarded(early: Link) -> None:
     early.close()
 
 
+def test_an_agent_that_is_suspended_before_it_has_started_is_killed(tmp_path: Path) -> None:
+    python = program(tmp_path / "python", f"echo $$ > {tmp_path}/pid\nkill -STOP $$")
+    run_one(tmp_path, "", f"python: {python}\ntimeouts: {{connect: 1s}}\n", status=69)
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+
+
 def test_a_link_can_break_the_protocol_after_its_process_has_exited() -> None:
     child = process.start(["true"], os.environ)
     link = Link(Local(), child, Streams([b""], "nonce"), bytes)
