@@ -346,8 +346,7 @@ class WorkerExited(Frozen):
     In a report, `at` is the node's monotonic time. In an event, it is the time since the run began.
     `error_record` is {message, callstack, timestamp} as written by torch's @record. `oom_kills` counts kills
     by the OOM killer since the attempt began. `shm` is (size, free) of /dev/shm in bytes, or empty. `words`
-    is the worker's last output before it was signaled to stop. `unasked` is set if the worker exited with an
-    error before that signal.
+    is the worker's last output before it was signaled to stop. `asked` is set if it exited after that signal.
     """
 
     node: int
@@ -358,7 +357,7 @@ class WorkerExited(Frozen):
     oom_kills: int = 0
     shm: Tuple[int, ...] = ()
     words: str = ""
-    unasked: bool = False
+    asked: bool = False
 
 
 class RanksJoined(Frozen):

@@ -209,7 +209,7 @@ class Workers:
                 words=worker.words.decode(errors="replace") if status != 0 else "",
                 oom_kills=procfs.oom_kills() - self._oom_kills,
                 shm=procfs.shared_memory(),
-                unasked=status > 0 and not worker.stopping,
+                asked=worker.stopping or self._sweep is not None,
             )
         )
 

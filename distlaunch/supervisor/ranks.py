@@ -331,7 +331,8 @@ def on_worker_exited(event: WorkerExited, rank: int, state: State, now: float) -
     running, worker = state.phase is Phase.RUNNING, state.workers[rank]
     # Killed by the SIGABRT that makes Python print its stacks. The rank may have resumed in the meantime.
     dumped = running and event.at <= worker.dumping_until and event.status == -signal.SIGABRT
-    stopped = dumped or not (running or event.unasked or event.at < state.ended_at)
+    late = not running and event.at >= state.ended_at
+    stopped = dumped or event.asked or (late and event.status <= 0)
     exited = Exited(event.status, event.at, stopped, event.error_record, event.oom_kills, event.shm)
     state = state.with_worker(rank, phase=exited, stalled=worker.stalled and event.status != 0)
     if dumped:

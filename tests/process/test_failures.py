@@ -362,6 +362,7 @@ def test_a_stopped_controller_is_the_root_cause_and_not_running_meanwhile(tmp_pa
     with running(write_job(tmp_path, SLEEPER, f"{FOUR}timeouts: {{lease: 3s, stop: 100ms}}")) as run:
         pids = run.wait_ready(4)
         kill(run.process.pid, signal.SIGSTOP)
+        kill(parent_of(parent_of(pids[2])))
         listed = distlaunch("ps", str(tmp_path / "runs")).stdout
         wait_gone([*pids.values()], PATIENCE_S)
         kill(run.process.pid, signal.SIGCONT)
@@ -370,6 +371,7 @@ def test_a_stopped_controller_is_the_root_cause_and_not_running_meanwhile(tmp_pa
     (told,) = (line for line in run.stderr.splitlines() if "suspended for" in line or " was lost: " in line)
     assert "this machine, or this command, was suspended for " in told
     assert "did not confirm" not in run.stderr
+    assert "ranks 2-3: stopped by distlaunch\n" in run.stderr, run.stderr
 
 
 def test_the_logs_of_a_lost_node_and_the_summary_say_that_output_may_be_missing(tmp_path: Path) -> None:

@@ -643,7 +643,10 @@ CUT_SHORT = "logs of ranks 0-3 are incomplete: the nodes were lost before all ou
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
-        ([ended(1, 2), ended(0, 2), ended(2, 143)], ["rank 0: also failed, exit status 2", STOPPED_2]),
+        (
+            [ended(1, 2), ended(0, 2), ended(2, 143)._replace(asked=True)],
+            ["rank 0: also failed, exit status 2", STOPPED_2],
+        ),
         ([ended(0, 7), lost(1)], ["ranks 2-3: lost with their node"]),
         ([Suspended(35.0), lost(0), lost(1)], ["ranks 0-3: lost with their nodes", CUT_SHORT]),
     ],
