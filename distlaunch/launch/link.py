@@ -290,7 +290,8 @@ class Links:
 
     def turn(self, wait_s: float) -> None:
         """Wait at most `wait_s` seconds for events, and handle all of them."""
-        for key, _ in self._selector.select(wait_s):
+        # After a suspension for longer than `wait_s`, CPython reports a timeout without looking again.
+        for key, _ in self._selector.select(wait_s) or self._selector.select(0.0):
             # An earlier handler of this round may have closed the descriptor.
             if self._selector.get_map().get(key.fd) == key:
                 key.data()

@@ -9,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 import zlib
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from distlaunch.agent import messages, procfs
 from distlaunch.agent.wire import LEASE_S, READY_MARKER, encode_command
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch import process
-from distlaunch.launch.link import Link
+from distlaunch.launch.link import Link, Links
 from distlaunch.launch.opening import open_early, open_links
 from distlaunch.transports.failure import NO_PYTHON, TOO_OLD, Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.handshake import (
@@ -255,6 +257,29 @@ def test_a_link_can_break_the_protocol_after_its_process_has_exited() -> None:
     assert select.select([link.exit_descriptor()], [], [], PATIENCE_S)[0]
     assert "a lie" in link.failure().words
     link.close()
+
+
+def test_a_turn_that_was_suspended_for_longer_than_its_wait_still_sees_what_has_arrived() -> None:
+    """A signal handler that takes longer than the wait does to it what a suspension does."""
+    read, write = os.pipe()
+    links = Links(lambda frame: None, lambda node, failure: None)
+    links.watch(read, lambda: os.close(read))
+
+    def suspend(*_: object) -> None:
+        os.close(write)
+        time.sleep(1.0)
+
+    before = signal.signal(signal.SIGUSR1, suspend)
+    sender = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+    sender.start()
+    try:
+        links.turn(0.7)
+    finally:
+        sender.join()
+        signal.signal(signal.SIGUSR1, before)
+        links.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(read)
 
 
 @pytest.fixture
