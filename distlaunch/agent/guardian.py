@@ -48,21 +48,29 @@ def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
 
         serve.main(nonce, node, directory, alone)
     ended = watch(agent)
-    status = wire.NOT_CLEAN if ended.unswept else wire.AGENT_DIED if ended.exited is None else ended.exited
+    if ended.killed:
+        wire.say_last(2, b"%s\n" % ended.killed.encode())
+    status = wire.NOT_CLEAN if ended.unswept else wire.AGENT_DIED if ended.killed else ended.exited
     if not alone:
-        wire.say_gone(1, status)
+        wire.say_last(1, b"\n%s%d\n" % (wire.GONE, status))  # a killed agent may have left a partial line
     directory.remove_left()
     os._exit(status)
 
 
 class Ended(Frozen):
-    """The exit of an agent. `exited` is its exit status, or None if it was killed.
+    """The exit of an agent. `exited` is its exit status, or the negative number of the signal that killed it.
 
     `unswept` is set if some of the agent's descendants survived the sweep.
     """
 
-    exited: int | None
+    exited: int
     unswept: bool
+
+    @property
+    def killed(self) -> str:
+        """Return which signal killed the agent, as the end of a message; "" = none."""
+        name = " (SIGKILL)" if self.exited == -signal.SIGKILL else ""
+        return "its agent was killed by signal %d%s" % (-self.exited, name) if self.exited < 0 else ""
 
 
 def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) -> Ended:
@@ -86,7 +94,7 @@ def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) ->
         if deadline is None and (signum in stops or _hung_up(link)):
             deadline = time.monotonic() + STOP_S
             if not passed_on:
-                os.kill(agent, signal.SIGTERM)
+                os.kill(agent, signum if signum in stops else signal.SIGTERM)
             os.kill(agent, signal.SIGCONT)  # SIGTERM stays pending in a suspended process
         if signum in passed:
             os.kill(agent, passed[signum])
@@ -95,8 +103,7 @@ def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) ->
         for pid, ended in sweep.reap():
             if pid == agent:
                 status = ended
-    unswept = not _sweep_rest()
-    return Ended(os.WEXITSTATUS(status) if os.WIFEXITED(status) else None, unswept)
+    return Ended(sweep.exit_status(status), unswept=not _sweep_rest())
 
 
 def _hung_up(link: int) -> bool:

@@ -209,12 +209,8 @@ def from_lines(pieces: bytes) -> tuple[bytes, bytes]:
     return whole.replace(b"\x1bn", b"\n").replace(b"\x1b[", ESCAPE), rest
 
 
-def say_gone(fd: int, status: int) -> None:
-    """Write the last line of a node, after a newline, because a killed agent may have left a partial line.
-
-    The guardian calls this if nodes share a link. Gives up after LAST_WORD_S seconds.
-    """
-    left = b"\n!%d\n" % status
+def say_last(fd: int, left: bytes) -> None:
+    """Write the last line of a node. The guardian calls this. Gives up after LAST_WORD_S seconds."""
     writable = select.poll()
     writable.register(fd, select.POLLOUT)
     while left and writable.poll(LAST_WORD_S * 1000):

@@ -111,15 +111,14 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
         exit_after(lambda: _be_agent(seat, part, directory, above, own_first))
     status = guardian.watch(agent, link, {signum: _FIRST + signum for signum in signums})
     directory.remove_left()
-    killed = status.exited is None
-    ended = wire.NOT_CLEAN if status.unswept else wire.AGENT_DIED if killed else wire.LEFT_EARLY
-    _report_end(seat, ended, "its agent was killed" if killed else "")
+    ended = wire.NOT_CLEAN if status.unswept else wire.AGENT_DIED if status.killed else wire.LEFT_EARLY
+    _report_end(seat, ended, status.killed)
     with suppress(OSError):
         # mpirun kills all tasks once one has failed, so rank 0's task, the controller, must exit first.
         while own_first and seat.connection.recv(wire.MAX_OUTPUT):
             continue
     seat.connection.close()
-    if status.exited is None:
+    if status.killed:
         part.say(
             "this node's agent was killed, perhaps for lack of memory (see dmesg), and so were its ranks"
         )

@@ -120,7 +120,7 @@ _STOPPED = f"{_LOST}its agent was stopped by signal 15"
 _ORPHANED = f"{_LOST}(its agent's guardian process was killed|srun: .*task 0: Killed)"
 _COMMON = {
     "worker": Kind(worker, 6, (137,), r"rank {rank} \(\S+\) failed first: " + KILLED),
-    "agent": Kind(agent, 4, (71,), f"{_LOST}its agent exited"),
+    "agent": Kind(agent, 4, (71,), f"{_LOST}its agent was {KILLED}"),
     "agent SIGTERM": Kind(agent, 1, (71,), _STOPPED, signal.SIGTERM),
     "agent SIGSTOP": Kind(agent, 1, (71,), _SILENT, signal.SIGSTOP, CUT_LIMIT_S + LOOK_S),
     "guardian": Kind(guardian, 2, (71,), _ORPHANED),

@@ -77,7 +77,7 @@ def test_gives_up_where_no_node_can_replace_a_lost_one(site: Site, pace: Pace, f
         limit_s = 30.0 if site.bed.launcher else 3.0 + pace.stop_s + 2.0
         figures("gave up", took_s, at_most=limit_s)
         assert took_s >= 3.0
-        assert "host2 was lost: its agent exited;" in run.stderr
+        assert "host2 was lost: its agent was killed by signal 9 (SIGKILL);" in run.stderr
         assert "only 1 of 2 required nodes available after waiting 3 s (timeouts.rejoin)" in run.stderr
         assert run.stdout.count(" of attempt ") == 2
         assert run.holders() == []

@@ -216,12 +216,15 @@ def test_shared_memory_of_a_killed_worker_is_unlinked(tmp_path: Path, harm: str,
         assert run.holders() == []
 
 
-def test_reports_the_signal_that_a_guardian_got(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("signum", "told"), [(signal.SIGTERM, "15 (SIGTERM)"), (signal.SIGINT, "2 (SIGINT)")]
+)
+def test_reports_the_signal_that_a_guardian_got(tmp_path: Path, signum: int, told: str) -> None:
     with running(write_job(tmp_path, SLEEPER, FOUR)) as run:
         pids = run.wait_ready(4)
-        kill(parent_of(parent_of(pids[2])), signal.SIGTERM)
+        kill(parent_of(parent_of(pids[2])), signum)
         assert run.wait() == 71
-        assert "node1 was lost: its agent was stopped by signal 15 (SIGTERM)\n" in run.stderr, run.stderr
+        assert f"node1 was lost: its agent was stopped by signal {told}\n" in run.stderr, run.stderr
 
 
 def test_the_third_interrupt_does_not_wait_for_a_transport_that_hangs(tmp_path: Path) -> None:
@@ -379,6 +382,7 @@ def test_the_logs_of_a_lost_node_and_the_summary_say_that_output_may_be_missing(
         kill(parent_of(run.wait_ready(4)[2]))
         assert run.wait() == 71
         ends = {path.name: path.read_text() for path in run.run_directory().glob("rank*.err")}
+    assert "node1 was lost: its agent was killed by signal 9 (SIGKILL)\n" in run.stderr, run.stderr
     assert sorted(ends) == ["rank2.err", "rank3.err"]
     told = r"\ndistlaunch: the connection to node1 was lost at \S+ \S+; any later output is missing\n"
     assert all(re.fullmatch(told, end) for end in ends.values()), ends
