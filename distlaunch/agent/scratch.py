@@ -186,18 +186,16 @@ def remove_abandoned() -> None:
 
 
 def remove(directory: str) -> None:
-    """Delete an agent's directory and its files, if it exists."""
-    inner = os.path.join(directory, "inner")
-    if os.path.isdir(inner):
-        import shutil  # few jobs leave directories
-
-        shutil.rmtree(inner, ignore_errors=True)
+    """Delete an agent's directory and everything in it, if it exists."""
     try:
         for name in os.listdir(directory):
             os.unlink(os.path.join(directory, name))
         os.rmdir(directory)
     except OSError:
-        pass  # never created, or it contains one of the job's directories, which must not be deleted
+        if os.path.isdir(directory):
+            import shutil  # few jobs leave directories
+
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def unlinked_file(place: str) -> int:

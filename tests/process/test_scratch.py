@@ -24,6 +24,7 @@ FULL = (
 )
 TELL = """
     import os
+    os.makedirs(os.environ["TORCHELASTIC_ERROR_FILE"] + "/more")
     print("in", os.path.dirname(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"])))
 """
 
