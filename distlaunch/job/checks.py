@@ -271,8 +271,10 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
         missing = _names_hint(spec) if nameless or not spec.pool else ""
         yield from _command(reading, launcher, missing, len(spec.pool))
     if allocation and given and given > len(allocation.nodes):
-        has = counted(len(allocation.nodes), "running pod" if launcher == "kubernetes" else "node")
-        yield "nodes", f"the job requests {given} nodes, but {allocation.name} has {has}"
+        pods = launcher == "kubernetes"
+        has = counted(len(allocation.nodes), "running pod" if pods else "node")
+        hint = "" if pods else f"; to simulate {given} nodes on this machine, use --set launcher=local"
+        yield "nodes", f"the job requests {given} nodes, but {allocation.name} has {has}{hint}"
 
 
 def _names_hint(spec: JobSpec) -> str:

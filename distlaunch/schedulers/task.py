@@ -91,7 +91,7 @@ def check_master(task: Task, environ: Mapping[str, str]) -> None:
         raise UsageError(f"MASTER_PORT={port} is not a port from 1 to 65535")
     if host and is_loopback(host) and not task.on_one_node:
         what = f"MASTER_ADDR={host} is a loopback address, which other nodes can't reach"
-        raise UsageError(f"{what}; unset it and MASTER_PORT, or {SET_MASTER}")
+        raise UsageError(f"{what}; unset it and MASTER_PORT for all tasks, or {_SET_MASTER_X}")
     known = {name.partition(".")[0] for name in task.nodes}
     # Clusters name other interfaces of a host after it: node1i, node1-ib0.
     of_known = host and re.match(rf"(?:{'|'.join(map(re.escape, known))})(?!\d)", host)
