@@ -58,6 +58,11 @@ def boot_id() -> str:
     return contents("/proc/sys/kernel/random/boot_id").decode().strip()
 
 
+def kernel() -> tuple[str, str]:
+    """Return the PID namespace, and the beginning of the ID of the host's boot."""
+    return pid_namespace()[5:-1] or "?", boot_id()[:8]
+
+
 def pid_namespace() -> str:
     """Return this process's PID namespace, such as "pid:[4026531836]", or "pid" if it is unknown."""
     return os.path.basename(os.path.realpath("/proc/self/ns/pid"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import zlib
 from collections.abc import Iterator
 
 from distlaunch.agent import procfs
@@ -49,7 +50,7 @@ class Directory:
     """
 
     def __init__(self) -> None:
-        self._name = PREFIX + os.urandom(8).hex()
+        self._name = _prefix() + os.urandom(8).hex()
         self._paths_read, self._paths_write = os.pipe()
         os.set_blocking(self._paths_read, False)
         self._announced: set[str] = set()
@@ -168,16 +169,26 @@ def _lock(path: str) -> int:
     return -1
 
 
+def _prefix() -> str:
+    """Return the beginning of the names of agents' directories on this host, in this PID namespace."""
+    here = "%s %s" % (os.uname().nodename, procfs.pid_namespace())
+    return "%s%08x-" % (PREFIX, zlib.crc32(here.encode()))
+
+
 def remove_abandoned() -> None:
-    """Delete the directories of agents that were killed together with their guardians."""
+    """Delete the directories of agents that were killed together with their guardians.
+
+    `sweep.kill_orphans` must be called before. On a shared disk, other hosts and containers delete their own.
+    """
+    prefix = _prefix()
     for place in (*places(), MEMORY):
         try:
             names = os.listdir(place)
         except OSError:
             continue
         for name in names:
-            number = name[len(PREFIX) :]
-            if name.startswith(PREFIX) and len(number) == 16 and not number.strip("0123456789abcdef"):
+            number = name[len(prefix) :]
+            if name.startswith(prefix) and len(number) == 16 and not number.strip("0123456789abcdef"):
                 path = os.path.join(place, name)
                 fd = _lock(path)
                 if fd >= 0:

@@ -8,8 +8,8 @@ Processes left by an earlier agent are found through their environment. Every wo
 its descendants inherit: DISTLAUNCH_RUN_ID and DISTLAUNCH_AGENT. The latter contains the node, since several
 nodes may share a host. It also contains the PIDs and start times of the agent and its guardian, so a later
 process with the same PID isn't mistaken for one of them. A process whose agent and guardian were both killed
-is an orphan, and nothing else will sweep it. They have then left the directory of its error file behind. If
-that is gone, the process only has a copy of a worker's environment.
+is an orphan, and nothing else will sweep it. They have then left their directory behind, which
+DISTLAUNCH_DEADLINE names. If it is gone, the process only has a copy of a worker's environment.
 
 A worker may submit another job to the scheduler, which passes these variables on, to this host or another.
 The processes of that job are no orphans: DISTLAUNCH_AGENT also contains the host's boot and the worker's job.
@@ -37,7 +37,7 @@ Python's resource tracker outlives the processes that it serves, until it has un
 """
 FEW = 64
 """Maximum number of helper processes to wait for. If there are more, they may be forking."""
-RUN, AGENT, ERROR_FILE = b"DISTLAUNCH_RUN_ID=", b"DISTLAUNCH_AGENT=", b"TORCHELASTIC_ERROR_FILE="
+RUN, AGENT, DEADLINE = b"DISTLAUNCH_RUN_ID=", b"DISTLAUNCH_AGENT=", b"DISTLAUNCH_DEADLINE="
 JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID")
 """Variables with the ID of a scheduler's job; JOB_ID is Grid Engine's."""
 
@@ -139,9 +139,11 @@ def kill_left(error_files: set[bytes]) -> set[int]:
     `error_files` are those workers' error files. A descendant's environment names its worker's error file.
     """
 
+    name = b"TORCHELASTIC_ERROR_FILE="
+
     def left() -> list[int]:
         pids = procfs.descendants(os.getpid())
-        return [pid for pid in pids if _value(procfs.environment(pid), ERROR_FILE) in error_files]
+        return [pid for pid in pids if _value(procfs.environment(pid), name) in error_files]
 
     return _kill_each(left, set())
 
@@ -184,7 +186,7 @@ def agent_cookie(node: int) -> str:
     """
     agent, guardian = os.getpid(), os.getppid()
     each = ["%d.%d" % (pid, procfs.start_time(pid)) for pid in (agent, guardian)]
-    return "-".join([str(node), *_here(), *each, ""])
+    return "-".join([str(node), *procfs.kernel(), *each, ""])
 
 
 def job_id(variable: Callable[[str], str | None]) -> str:
@@ -197,16 +199,14 @@ def job_id(variable: Callable[[str], str | None]) -> str:
 
 def kill_orphans() -> int:
     """Kill every orphan, and return how many were killed. Each agent does this once, when it starts."""
-    here = [word.encode() for word in _here()]
+    here = [word.encode() for word in procfs.kernel()]
 
-    def is_orphan(environ: bytes) -> bool:
-        words = _value(environ, AGENT).split(b"-", 5)
-        if len(words) != 6 or words[1:3] != here:
+    def is_orphan(pid: int, environ: bytes) -> bool:
+        words, deadline = _value(environ, AGENT).split(b"-", 5), _value(environ, DEADLINE)
+        if len(words) != 6 or words[1:3] != here or not deadline:
             return False  # unrelated, or from another host, or from a container with its own PIDs
-        crashed = not any(map(_alive, words[3:5])) and os.path.isdir(
-            os.path.dirname(_value(environ, ERROR_FILE))
-        )
-        return crashed and in_its_job(environ)
+        directory = b"/proc/%d/root%s" % (pid, os.path.dirname(deadline))  # it may have its own mounts
+        return os.path.isdir(directory) and in_its_job(environ) and not any(map(_alive, words[3:5]))
 
     return _kill(is_orphan)
 
@@ -218,7 +218,7 @@ def kill_run(run_id: str, node: int) -> int:
     """
     run, mine = run_id.encode(), b"%d-" % node
 
-    def is_ours(environ: bytes) -> bool:
+    def is_ours(_: int, environ: bytes) -> bool:
         ours = _value(environ, RUN) == run and _value(environ, AGENT).startswith(mine)
         return ours and in_its_job(environ)
 
@@ -243,13 +243,13 @@ def claim(run_id: str, node: int) -> object | None:
     return sock
 
 
-def _kill(wanted: Callable[[bytes], bool]) -> int:
-    """Kill every process for whose environment `wanted` is true, and return how many were killed.
+def _kill(wanted: Callable[[int, bytes], bool]) -> int:
+    """Kill every process for whose PID and environment `wanted` is true. Return how many were killed.
 
     This process and its ancestors are spared: a job submitted by a worker may start distlaunch itself.
     """
     spared = procfs.lineage(os.getpid())
-    found = [pid for pid in procfs.pids() if pid not in spared and wanted(procfs.environment(pid))]
+    found = [pid for pid in procfs.pids() if pid not in spared and wanted(pid, procfs.environment(pid))]
     for signum in (signal.SIGSTOP, signal.SIGKILL):  # suspend all of them first, so that none forks meanwhile
         for pid in found:
             send(pid, signum)
@@ -271,8 +271,3 @@ def in_its_job(environ: bytes) -> bool:
 def _alive(process: bytes) -> bool:
     pid, _, started = process.partition(b".")
     return pid.isdigit() and started.isdigit() and procfs.start_time(int(pid)) == int(started)
-
-
-def _here() -> tuple[str, str]:
-    """Return the PID namespace, and the beginning of the ID of the host's boot."""
-    return procfs.pid_namespace()[5:-1] or "?", procfs.boot_id()[:8]

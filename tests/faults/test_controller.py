@@ -101,7 +101,7 @@ def test_only_processes_that_a_crash_left_are_taken_for_its_leftovers(tmp_path: 
         stack.callback(submitted.kill)
         stack.callback(copied.kill)
         assert "left over" not in distlaunch("run", job, env=env, status=0).stderr
-        os.mkdir(os.path.dirname(env["TORCHELASTIC_ERROR_FILE"]))  # as if its agent had been killed
+        os.mkdir(os.path.dirname(env["DISTLAUNCH_DEADLINE"]))  # as if its agent had been killed
         assert "killed 1 process left over" in distlaunch("run", job, env=env, status=0).stderr
         assert (copied.wait(), submitted.poll()) == (-signal.SIGKILL, None)
 
