@@ -73,9 +73,11 @@ def _pruned(run: Run, dry: bool) -> dict[str, Any]:
     size, error = _size(run.directory), None
     if not dry:
         try:
-            while os.path.isdir(run.directory):  # again if another `prune` is deleting it, too
+            for _ in range(10):  # another `prune` may be deleting it, too
                 with contextlib.suppress(FileNotFoundError):
                     shutil.rmtree(run.directory)
+            if os.path.isdir(run.directory):
+                shutil.rmtree(run.directory)
         except OSError as failed:
             error = f"{run.directory}: {reason(failed)}"
     return {"run": run.id, "directory": run.directory, "bytes": size, "error": error}

@@ -291,7 +291,8 @@ def elsewhere(word: str, alone: bool = False) -> tuple[str, Sequence[Any]] | Non
     """
     file = os.path.realpath(word) if word.endswith(JOB_FILES) else ""
     there, known = {} if os.path.isdir(word) else ways(file), directories()
-    of_job = {run: way for run, way in there.items() if file or (word and _job_of(run) == job_part(word))}
+    part = job_part(word) or "job"
+    of_job = {run: way for run, way in there.items() if file or (word and _job_of(run) == part)}
     here = _of_name(word, known) or ({} if of_job else _starting_with(word, known))
     found = {run: way for run, way in (of_job or _starting_with(word, there)).items() if run not in known}
     if not found or word in here:

@@ -107,7 +107,7 @@ def submission(word: str | None, alone: bool = False) -> Submission | None:
     A matching run comes first if it is active or began after the job was submitted. With `alone`, refuse
     several matches that wait or are active. Raises `UsageError`, also for an ambiguous number.
     """
-    found, run = _matching(word), None
+    found, run = _matching(word, alone), None
     if not found or not _matches(found[0], word):  # its ID does
         return next(iter(found), None)
     with suppress(UsageError):
@@ -123,13 +123,16 @@ def submission(word: str | None, alone: bool = False) -> Submission | None:
     return None if active or later else found[0]
 
 
-def _matching(word: str | None) -> list[Submission]:
-    """Return the submission with that ID, or else the waiting jobs that the word matches, latest first."""
+def _matching(word: str | None, alone: bool = False) -> list[Submission]:
+    """Return the submission with that ID, or else the waiting jobs that the word matches, latest first.
+
+    With `alone`, refuse an ID that active jobs of several schedulers have.
+    """
     known = submissions().values()
     if word and re.fullmatch("[0-9]+_[0-9]+", word):
         with suppress(DistlaunchError):  # a task of an array, whose jobs have their own IDs
             word = next(iter(load(DEFAULT).look([word])), word)
-    named = _of_id(word, known) or _beside_its_runs(word) if word and _ID.fullmatch(word) else None
+    named = _of_id(word, known, alone) or _beside_its_runs(word) if word and _ID.fullmatch(word) else None
     if named:
         return [named]
     waiting = [each for each in known if not each.end and each.at and _matches(each, word)]
@@ -158,13 +161,13 @@ def submission_of(run: Run) -> Submission | None:
     return found if latest and latest.id == run.id else None
 
 
-def _of_id(word: str, known: Collection[Submission]) -> Submission | None:
+def _of_id(word: str, known: Collection[Submission], alone: bool) -> Submission | None:
     """Return the latest job with that ID, or the only job with that number (IDs may end in a server name)."""
     if found := [each for each in known if each.id == word]:
         open_ = [each for each in found if not each.end]
-        if len(open_) > 1 and len(active := [each for each in open_ if not _is_over(each)]) > 1:
+        if alone and len(open_) > 1 and len(active := [each for each in open_ if not _is_over(each)]) > 1:
             names = listed([each.name for each in active])
-            raise UsageError(f"{word} is ambiguous: it matches {names}; specify the ID of the run")
+            raise UsageError(f"{word} is ambiguous: it matches {names}; specify the job's name, or a run")
         return max(found, key=lambda each: (not each.end, each.at))
     numbered = [each for each in known if each.id.partition(".")[0] == word]
     if len(numbered) > 1:

@@ -19,7 +19,7 @@ from distlaunch.observers.run_directory import CODE, EVENTS, fd_of, file_of, siz
 from distlaunch.runs.following import lacks_end, summary_of
 from distlaunch.runs.replay import HistoryError, lines_in, replay, typed
 from distlaunch.runs.run import Run, directories, document_in, heard, run_in
-from distlaunch.supervisor.connecting import returning
+from distlaunch.supervisor.connecting import choose_members, returning
 from distlaunch.supervisor.events import AgentUp
 from distlaunch.supervisor.nodes import may_be_occupied
 from distlaunch.supervisor.ranks import missing_ranks, missing_words
@@ -355,8 +355,8 @@ def awaited(state: State) -> Iterator[str]:
         busy = [state.label(index) for index, node in enumerate(state.nodes) if may_be_occupied(node)]
         if busy:
             yield f"the next attempt starts once the last one's ranks have ended on {listed(busy)}"
-        elif awaited := returning(state):
-            yield f"the next attempt waits for nodes; {listed(awaited)} may return"
+        elif len(choose_members(state)) < len(state.spec.nodes) and (absent := returning(state)):
+            yield f"the next attempt waits for nodes; {listed(absent)} may return"
 
 
 def _standing(state: State) -> Iterator[str]:

@@ -40,6 +40,8 @@ _COLLECTIVE = (
     _TORCH + r"(?:distributed/(?!elastic/|launcher/|run\.py)|nn/parallel/distributed\.py|autograd/graph\.py)"
 )
 """Frames in which a rank waits for others: a collective, or a backward pass that ends with one."""
+_ONE_SIDED = r"(?:gather|reduce|scatter|broadcast|i?send|i?recv|batch_isend_irecv)(?:_object(?:_list)?)?\b"
+"""Operations that some ranks leave before others have called them."""
 
 
 # Rules
@@ -101,16 +103,19 @@ def _all(scene: Scene) -> list[RankState]:
 def _rarest(scene: Scene) -> dict[str, list[RankState]]:
     """If ranks wait in several collectives, return those with the fewest ranks, mapped to these ranks.
 
-    A rank that lost its connection because others had timed out was waiting, too.
+    A rank that lost its connection because others had timed out was waiting, too. While other ranks are still
+    running, their stacks say more. Ranks may leave a one-sided operation early, which proves nothing.
     """
     lost: list[RankState] = []
-    if scene.waiting and not _on_gpu(scene):
+    if scene.waiting and not _on_gpu(scene) and all(worker.stack for worker in scene.ranks):
         exits = [(w, w.phase) for w in scene.state.workers if isinstance(w.phase, Exited)]
         lost = [w for w, phase in exits if phase.peer_gone and not phase.timed_out]
     places: dict[str, list[RankState]] = {}
     for worker in sorted((*scene.waiting, *scene.ranks, *lost), key=lambda worker: worker.rank):
         places.setdefault(waits_in(worker), []).append(worker)
     places.pop("", None)
+    if any(re.match(_ONE_SIDED, place) for place in places):
+        return {}
     fewest = min(map(len, places.values()), default=0)
     return {each: there for each, there in places.items() if len(there) == fewest and len(places) > 1}
 

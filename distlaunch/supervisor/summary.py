@@ -286,11 +286,11 @@ class Summary(Frozen):
 
     def _own_end(self, rank: int, end: Exited) -> str:
         last, cause, allocation = self._last_line(rank), self.state.cause, self.state.spec.allocation
+        if cause and cause.scheduled and allocation and end.status in STOPPED:
+            return f"stopped by {allocation.title}"
         if end.stopped and not (cause and self._failed_like(cause.rank, end.status, last)):
             its_own = end.status > 0  # it may have exited on its own
             return "stopped by distlaunch" + (f" ({status_words(end.status)})" if its_own else "")
-        if cause and cause.scheduled and allocation and end.status in STOPPED:
-            return f"stopped by {allocation.title}"
         return f"also failed, {status_words(end.status)}" + (f": {last[:200]}" if last else "")
 
     def _failed_like(self, rank: int | None, status: int, last: str) -> bool:

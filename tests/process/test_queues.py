@@ -333,7 +333,7 @@ def test_the_same_id_in_two_queues_is_two_jobs_and_a_number_of_several_is_ambigu
     assert (row["job"], row["state"]) == ("train", "PENDING")
     assert queue.id in distlaunch("ps", queue.id).stdout
     note_end(old, "")
-    told = f"{queue.id} is ambiguous: it matches {old.name}, {queue.name}; specify the ID of the run"
+    told = f"{queue.id} is ambiguous: it matches {old.name}, {queue.name}; specify the job's name, or a run"
     assert told in distlaunch("stop", queue.id, status=2).stderr
     note_end(old, "COMPLETED")
     assert f"{queue.name}: cancelled" in distlaunch("stop", queue.id).stderr

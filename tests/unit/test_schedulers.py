@@ -213,7 +213,9 @@ def test_a_job_may_use_part_of_an_allocation(job: Load) -> None:
     spec = job("nodes: 1\nspares: rest", PBS, PBS_NODEFILE)
     assert [node.label for node in (*spec.nodes, *spec.membership.spares)] == ["x1000", "x1001"]
     assert len(spec.nodes) == 1
-    with pytest.raises(JobError, match=r"the job requests 3 nodes, but PBS job 88\.pbs has 2 nodes; to simulate 3 nodes"):
+    with pytest.raises(
+        JobError, match=r"the job requests 3 nodes, but PBS job 88\.pbs has 2 nodes; to simulate 3 nodes"
+    ):
         job("nodes: 3", PBS, PBS_NODEFILE)
     with pytest.raises(JobError, match="spares: rest means the other nodes of an allocation: set nodes"):
         job("spares: rest", PBS, PBS_NODEFILE)

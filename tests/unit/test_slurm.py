@@ -246,8 +246,9 @@ def test_a_second_signal_kills_although_slurm_has_not_answered() -> None:
 def test_ranks_that_the_scheduler_has_stopped_did_not_fail() -> None:
     job = inside(SLURM_JOB)
     job.feed(exited(1, 1, -15, job.now))
+    job.feed(exited(1, 0, -15, job.now)._replace(asked=True))  # by its agent, which Slurm signals, too
     job.feed(CANCELS)
-    assert "rank 3: stopped by Slurm" in Summary(job.state, "", {}, 1.0).lines()
+    assert "ranks 2-3: stopped by Slurm" in Summary(job.state, "", {}, 1.0).lines()
 
 
 @pytest.mark.parametrize("answers", [True, False])

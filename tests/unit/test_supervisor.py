@@ -1005,6 +1005,9 @@ STALLED = "stalled: no output, CPU or GPU use for 10 min"
 UNJOINED_2: list[Event] = [RanksJoined(0, (0, 1)), RanksLag(1, ((0, False, "idle"),)), RanksJoined(1, (1,))]
 IN_INIT: list[Event] = [timed_out(rank, 0.1 * rank, "init_process_group") for rank in (0, 1, 3)]
 IN_BARRIER: list[Event] = [timed_out(rank, 0.2, "barrier") for rank in (1, 2)]
+LEFT_BARRIER: list[Event] = [
+    ended(rank, 1, 0.2, PEER_GONE.replace("all_reduce", "barrier")) for rank in (1, 2)
+]
 LATE_WAIT: list[Event] = [victim(1), timed_out(0, 0.1), victim(2, 0.2), victim(3, 0.3)]
 ALL_BUT_0: list[Event] = [RanksStalled(0, (1,)), RanksStalled(1, (0, 1))]
 NEVER_2 = "rank 2 (b, pid 100: idle) never joined the rendezvous; ranks 0-1, 3 were waiting in"
@@ -1035,8 +1038,13 @@ AWAY: dict[str, tuple[list[Event], str, int | None]] = {
     "most ranks are stalled": ([*JOINED, *ALL_BUT_0, timed_out(0)], FIRST_WAITED, 0),
     "another collective": ([*JOINED, *map(timed_out, (0, 1, 3)), IN_BARRIER[1]], BARRIER, 2),
     "another collective, left when the others had timed out": (
-        [*JOINED, *map(timed_out, (0, 1, 3)), ended(2, 1, 0.2, PEER_GONE.replace("all_reduce", "barrier"))],
+        [*JOINED, *map(timed_out, (0, 1, 3)), LEFT_BARRIER[1]],
         *(BARRIER, 2),
+    ),
+    "another collective, but a rank is still running": ([*JOINED, timed_out(0), *LEFT_BARRIER], UNKNOWN, 0),
+    "a gather that its other ranks have left": (
+        [*JOINED, timed_out(0, 0.0, "gather"), *LEFT_BARRIER, victim(3, 0.2)],
+        *(FIRST_WAITED, 0),
     ),
     "a tie": ([*JOINED, timed_out(0), timed_out(3), *IN_BARRIER], DISAGREE, None),
 }
