@@ -13,6 +13,7 @@ import pytest
 from distlaunch.cli.job_file import load_job
 from distlaunch.cli.remote import Request, run_on, run_there
 from distlaunch.errors import DistlaunchError
+from distlaunch.supervisor.codec import VERSION
 from distlaunch.transports.ssh import Ssh
 from tests.harness import (
     Going,
@@ -126,7 +127,7 @@ def test_a_run_that_another_host_controls_is_found_by_id_and_job_file(tmp_path: 
     assert f"{run} is on another host, so it must be the only one" in both.stderr
     events = tmp_path / "there/logs" / run / "events.jsonl"
     whole = events.read_bytes()
-    events.write_bytes(re.sub(rb'("version": )\d', rb"\g<1>9", whole))
+    events.write_bytes(re.sub(rb'("version": )\d', rb"\g<1>%d" % (VERSION + 1), whole))
     distlaunch("attach", run, **around, status=1)  # which is not the run's end
     events.write_bytes(whole)
     assert run in distlaunch("ps", "--json", **around).stdout
