@@ -201,12 +201,25 @@ def with_earlier_cause(state: State, rank: int, event: WorkerExited, words: Word
     if known.peer_gone and not words.peer_gone:
         earlier = words.traceback or event.at <= state.ended_at
     else:
-        # Its link was slower than that of the rank reported first.
-        earlier = known.peer_gone is words.peer_gone and event.at < known.at
+        # Its link was slower than that of the rank reported first, or it took longer to exit.
+        before = event.at < known.at or _recorded_earlier(state, rank, known)
+        earlier = known.peer_gone is words.peer_gone and before
     if not earlier:
         return state
     cause = exit_cause(state, rank, event, words).noted(known.note, known.final)
+    if not known.peer_gone:
+        cause = cause._replace(at=min(event.at, known.at))  # when it failed, at the latest
     return with_exit(state, rank, stopped=False).with_cause(cause)
+
+
+def _recorded_earlier(state: State, rank: int, known: Cause) -> bool:
+    """Return whether a rank raised its exception before the known cause, by the clock of their node."""
+    if known.peer_gone or known.rank is None or known.node != state.planned.node_of(rank).node:
+        return False
+    phases = [state.workers[each].phase for each in (rank, known.rank)]
+    records = [phase.error_record or {} for phase in phases if isinstance(phase, Exited)]
+    stamps = [record.get("timestamp", "") for record in records]
+    return all(re.fullmatch(r"[0-9]{1,12}", stamp) for stamp in stamps) and int(stamps[0]) < int(stamps[1])
 
 
 def with_exit(state: State, rank: int, **changes: Any) -> State:

@@ -453,7 +453,7 @@ def check_step(before: State, event: Event, wanted: list[Any], after: State, now
         assert after.cause is not None and after.cause.cancelled
     elif corrected and before.cause and not (grew or late):
         assert after.cause is not None and None not in (before.cause.rank, after.cause.rank)
-        assert after.cause.at < before.cause.at or (before.cause.peer_gone and not after.cause.peer_gone)
+        assert after.cause.at <= before.cause.at or (before.cause.peer_gone and not after.cause.peer_gone)
     assert after.phase is Phase.RESTARTING or (after.outcome == 0) == (after.cause is None)
     assert before.phase is not Phase.DONE or (wanted, after) == ([], before)
     assert not ending or after.phase in (Phase.STOPPING, Phase.DONE)

@@ -202,6 +202,12 @@ def ended(rank: int, status: int, at: float = 0.0, words: str = "") -> messages.
     return messages.WorkerExited(rank // 2, rank % 2, status, T + at, words=words)
 
 
+def recorded(rank: int, second: int, at: float = 0.0, status: int = 1) -> messages.WorkerExited:
+    """A rank with torch's record of an exception that it raised in that second."""
+    record = {"message": "ValueError: bad", "callstack": OWN, "timestamp": str(second)}
+    return ended(rank, status, at)._replace(error_record=record)
+
+
 def victim(rank: int, at: float = 0.0, status: int = 1) -> messages.WorkerExited:
     """A rank that ends because another one was gone."""
     return ended(rank, status, at, PEER_GONE)
@@ -605,6 +611,15 @@ ROOT_CAUSES: dict[str, tuple[list[Event], Blamed]] = {
     "nobody left to wait for": ([victim(0), victim(1, 0.1), victim(2, 0.2), victim(3, 0.3)], (1, 0, 0)),
     "the first with its own error": ([victim(0), failed(1, 0.1), failed(2)], (1, 2, 1)),
     "a crash after losing a peer": ([victim(0, status=-11)], (139, 0, 0)),
+    "an earlier exception of a rank that takes longer to exit": (
+        [recorded(3, 101), recorded(2, 100, 1.0, -15)],
+        (1, 2, 1),
+    ),
+    "an earlier exception by the clock of another node": (
+        [recorded(3, 101), recorded(0, 100, 1.0)],
+        (1, 3, 1),
+    ),
+    "an exception in the same second": ([recorded(3, 101), recorded(2, 101, 1.0)], (1, 3, 1)),
 }
 
 
