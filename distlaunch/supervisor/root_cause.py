@@ -217,7 +217,7 @@ def _recorded_earlier(state: State, rank: int, known: Cause) -> bool:
     if known.peer_gone or known.rank is None or known.node != state.planned.node_of(rank).node:
         return False
     phases = [state.workers[each].phase for each in (rank, known.rank)]
-    records = [phase.error_record or {} for phase in phases if isinstance(phase, Exited)]
+    records = [phase.error_record or {} if isinstance(phase, Exited) else {} for phase in phases]
     stamps = [record.get("timestamp", "") for record in records]
     return all(re.fullmatch(r"[0-9]{1,12}", stamp) for stamp in stamps) and int(stamps[0]) < int(stamps[1])
 

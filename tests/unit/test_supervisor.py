@@ -1075,6 +1075,16 @@ def test_blames_whom_the_others_waited_for(events: list[Event], words: str, rank
     assert job.blamed == (1, rank, None if rank is None else rank // 2)
 
 
+def test_a_record_is_not_compared_with_a_rank_that_has_not_exited() -> None:
+    job = History(with_times("stall: 10m")).to_running()
+    job.feed(*JOINED, RanksStalled(1, (1,)), *LEFT[:2])
+    job.wait(1.0)
+    job.wait(1.0)
+    assert job.state.cause and job.state.cause.rank == 3
+    job.feed(recorded(2, 100, 1.0, -15))
+    assert job.state.cause.rank == 3
+
+
 def test_blames_the_running_rank_that_is_elsewhere_by_its_stack() -> None:
     job = History().to_running()
     job.feed(*JOINED, *LEFT)
