@@ -138,7 +138,6 @@ def kill_left(error_files: set[bytes]) -> set[int]:
 
     `error_files` are those workers' error files. A descendant's environment names its worker's error file.
     """
-
     name = b"TORCHELASTIC_ERROR_FILE="
 
     def left() -> list[int]:

@@ -76,6 +76,7 @@ def _pruned(run: Run, dry: bool) -> dict[str, Any]:
             for _ in range(10):  # another `prune` may be deleting it, too
                 with contextlib.suppress(FileNotFoundError):
                     shutil.rmtree(run.directory)
+                    break
             if os.path.isdir(run.directory):
                 shutil.rmtree(run.directory)
         except OSError as failed:

@@ -28,6 +28,7 @@ _USE_ENV = ("--use-env", "--use_env")
 """Spellings of a flag that only torch.distributed.launch accepts."""
 _RENDEZVOUS_FLAG = r"--?(rdzv|nnodes|standalone|node[-_]rank|master|machine_rank|num_mach|main_pro)"
 _SYNTAX = "();<>|&\n"
+_OPERATOR = rf"#|\d?[{_SYNTAX}]+"
 _QUOTED = r"""(?s)'[^']*'|"(?:\\.|[^"\\])*"|\\."""
 _HIDDEN = {ord(char): chr(0xE000 + index) for index, char in enumerate(_SYNTAX + "#")}
 """Private characters that stand for quoted syntax while a line is split."""
@@ -104,10 +105,9 @@ def shell_words(text: str) -> list[str]:
                 words.append(word)
     except ValueError as error:
         raise UsageError(f"{str(error).lower()}: {text[:60]}") from None
-    operator = re.compile(rf"#|\d?[{_SYNTAX}]+")
     return [
         _Operator(word)
-        if operator.fullmatch(word)
+        if re.fullmatch(_OPERATOR, word)
         else re.sub("\0", lambda _: next(commands, ""), word.translate(_SHOWN))
         for word in words
     ]
