@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from distlaunch.signals import caught
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from distlaunch.launch.link import Link
@@ -59,7 +61,8 @@ def _directory_is_gone() -> bool:
 
 def _interrupted(signum: int, frame: FrameType | None) -> None:
     """Unwind at the first Ctrl-C; exit immediately at the next, without a traceback."""
-    signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+    caught.add(signum)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     raise KeyboardInterrupt
 
 
@@ -141,6 +144,10 @@ def _leave(status: int) -> None:
         with contextlib.suppress(OSError):
             os.write(2, f"distlaunch: can't write to stdout: {error.strerror}\n".encode())
         status = status or 1
+    if status == _INTERRUPTED and signal.SIGINT in caught and any(map(os.isatty, range(3))):
+        # After Ctrl-C, a shell goes on with its loop unless the signal itself ended the command.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)  # has no effect on the first process of a container
     os._exit(status)
 
 

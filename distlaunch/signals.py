@@ -9,6 +9,9 @@ from typing import Any, AnyStr
 
 from distlaunch.agent.wire import WARNINGS
 
+caught: set[int] = set()
+"""The signals that this process has caught so far."""
+
 _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, *WARNINGS)
 
 MATCH_S = 0.5
@@ -71,7 +74,7 @@ class Signals(Interrupts):
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
             self.watched.discard(signal.SIGHUP)
         for signum in self.watched:
-            self._before[signum] = signal.signal(signum, lambda *_: None)
+            self._before[signum] = signal.signal(signum, lambda signum, _: caught.add(signum))
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -248,6 +248,28 @@ def test_the_third_interrupt_does_not_wait_for_a_transport_that_hangs(tmp_path: 
         wait_gone(family, 10.0)
 
 
+def test_ctrl_c_in_a_terminal_also_ends_the_shells_loop(tmp_path: Path) -> None:
+    job = str(write_job(tmp_path, "import signal\nprint('here', flush=True)\nsignal.pause()", ONE))
+    loop = (
+        f"for each in 1 2; do {shlex.join(distlaunch_argv('run', job))} || echo 'the next'; done; echo over"
+    )
+    controller, terminal = os.openpty()
+    argv = ["setsid", "--ctty", "--wait", "bash", "-c", loop]
+    with subprocess.Popen(argv, stdin=terminal, stdout=terminal, stderr=terminal) as shell:
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO: the last writer has closed the terminal
+            while data := os.read(controller, 4096):
+                if b"here" in data:
+                    os.write(controller, b"\x03")
+                shown += data
+        shell.wait(PATIENCE_S)
+    os.close(controller)
+    assert b"stopped by SIGINT" in shown
+    assert b"the next" not in shown
+    assert b"over" not in shown, shown
+
+
 def test_waits_for_a_slow_connection(tmp_path: Path) -> None:
     """Longer than between two heartbeats: an agent that is not there yet must get nothing of them."""
     launcher = json.dumps({"command": ["sh", "-c", 'sleep 1.2; exec "$@"', "sh"]})

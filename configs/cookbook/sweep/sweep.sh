@@ -2,7 +2,6 @@
 # Runs the job once for each learning rate, one after the other, and lists the runs. Arguments go to each run.
 set -euo pipefail
 cd "$(dirname "$0")"
-trap exit INT # Ctrl-C ends the sweep, not only the current run
 
 for lr in 0.01 0.1; do
     distlaunch run job.yaml --quiet --set name="lr-$lr" "$@" -- --lr "$lr" || echo "lr $lr failed"
