@@ -42,6 +42,7 @@ MAX_LINE = 1 << 14
 SECRET = "DISTLAUNCH_SECRET"  # noqa: S105 (the name of a variable)
 SAME_SECRET = f"set {SECRET} to the same value on all nodes"
 _OTHER_JOB = f"if that controller belongs to another job, use another port; otherwise, {SAME_SECRET}"
+CHECK_NAME = "check this name, or add it to /etc/hosts"
 MAX_NAME = 253
 _MUNGE_S = 5.0
 Say = Callable[[str], object]
@@ -314,7 +315,8 @@ class Launcher:
         except (OSError, UnicodeError) as error:
             if first:
                 self._why = getattr(error, "strerror", None) or str(error)
-                self._advice = f"; {self._gathering.unreached}"
+                unresolved = isinstance(error, (socket.gaierror, UnicodeError))
+                self._advice = f"; {CHECK_NAME if unresolved else self._gathering.unreached}"
             return None
         watch_for_silence(connection)
         seat = None

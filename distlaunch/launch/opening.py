@@ -148,7 +148,8 @@ def _open(
 
 def _hidden_from_sh() -> tuple[tuple[bytes, bytes], ...]:
     """Return the variables that not every sh passes on, such as functions that bash has exported."""
-    lost = [name for name in os.environb if not (name.isascii() and name.decode().isidentifier())]
+    # Without the empty name, as in `=x`, which can be inherited but not set.
+    lost = [name for name in os.environb if name and not (name.isascii() and name.decode().isidentifier())]
     return tuple((name, os.environb[name]) for name in lost)
 
 

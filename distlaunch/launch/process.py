@@ -121,6 +121,7 @@ def start(
     """
     copies = [os.dup(fd) for fd in sharing]
     environ = {**environ, wire.SHARED: ",".join(map(str, copies))}
+    environ.pop("", None)  # can be inherited, but posix_spawn refuses it
     if sharing and environ.get(wire.SHARED_PMI, "") in map(str, _inheritable()):  # else it is a leftover
         copies.append(os.dup(int(environ[wire.SHARED_PMI])))
         environ[wire.SHARED_PMI] = str(copies[-1])

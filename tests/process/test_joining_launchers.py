@@ -65,6 +65,7 @@ ELSEWHERE = "--rdzv-backend=c10d --rdzv-endpoint=192.0.2.77:29500 --rdzv-conf=" 
 
 
 HAVE = "check that a launcher is running on 192.0.2.77 or with --rdzv-conf is_host=1, and that no firewall"
+NO_NAME = "--rdzv-backend=c10d --rdzv-endpoint=no-such-host.invalid:29500 --rdzv-conf="
 HERE_1 = "--master-addr=localhost --master-port=1 --node-rank=1 --rdzv-conf=timeout=6"
 REFUSED = "distlaunch: waiting for node 0 at localhost:1: Connection refused\n"
 NOT_HERE = "192.0.2.1 is not an address of this machine: if this isn't node 0, set --node-rank"
@@ -75,11 +76,12 @@ NOT_HERE = "192.0.2.1 is not an address of this machine: if this isn't node 0, s
     [
         (f"{ELSEWHERE}join_timeout=1", Exit.UNREACHABLE, HAVE),
         (f"{ELSEWHERE}is_host=0,join_timeout=1", Exit.UNREACHABLE, HAVE),
+        (f"{NO_NAME}join_timeout=1", Exit.UNREACHABLE, "; check this name, or add it to /etc/hosts\n"),
         (HERE_1, Exit.UNREACHABLE, REFUSED),
         ("--master-addr=192.0.2.1 --node-rank=0", Exit.USAGE, NOT_HERE),
         ("--master-addr=192.0.2.1", Exit.USAGE, NOT_HERE),
     ],
-    ids=["is not here", "is told so", "nobody listens", "node 0", "no number"],
+    ids=["is not here", "is told so", "no such name", "nobody listens", "node 0", "no number"],
 )
 def test_reports_an_endpoint_without_a_controller(place: Path, words: str, status: int, said: str) -> None:
     with going(OURS, place, "--nnodes=2", *words.split(), "worker.py") as run:

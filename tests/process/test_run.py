@@ -37,6 +37,11 @@ def test_runs_a_script_and_only_rank_0_reads_stdin_if_told(tmp_path: Path, setti
     assert told == [f"0 ['-n', 'x'] {rank_0!r}", "1 ['-n', 'x'] ''"], done.stderr
 
 
+def test_runs_in_an_environment_with_a_nameless_variable(tmp_path: Path) -> None:
+    argv = ["env", "=x", *distlaunch_argv("run", str(write_job(tmp_path, "print('here')", ONE)))]
+    assert completed(argv, 0).stdout == "[node0:0] here\n"
+
+
 def test_refuses_a_view_and_a_detached_run_if_a_rank_reads_the_terminal(tmp_path: Path) -> None:
     job = str(write_job(tmp_path, "", f"{ONE}stdin: rank 0"))
     for option in ("--view", "-d"):
