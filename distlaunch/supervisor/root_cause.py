@@ -198,11 +198,13 @@ def with_earlier_cause(state: State, rank: int, event: WorkerExited, words: Word
     known = state.cause
     if known is None or known.rank is None:
         return state
+    # If its agent stopped it, the time of its exit proves nothing: the agent may have been told from outside.
+    unasked = not event.asked
     if known.peer_gone and not words.peer_gone:
-        earlier = words.traceback or event.at <= state.ended_at
+        earlier = words.traceback or (unasked and event.at <= state.ended_at)
     else:
         # Its link was slower than that of the rank reported first, or it took longer to exit.
-        before = event.at < known.at or _recorded_earlier(state, rank, known)
+        before = (unasked and event.at < known.at) or _recorded_earlier(state, rank, known)
         earlier = known.peer_gone is words.peer_gone and before
     if not earlier:
         return state

@@ -590,6 +590,14 @@ ROOT_CAUSES: dict[str, tuple[list[Event], Blamed]] = {
     "a start that fails afterwards": ([ended(0, 1), unstarted(2, errno.ENOENT)], (1, 0, 0)),
     "an agent that takes its workers with it": ([STOPPED_AGENT, ended(2, -15), lost(1)], (71, None, 1)),
     "leaving afterwards": ([ended(0, 1), STOPPED_AGENT], (1, 0, 0)),
+    "ranks that their agent stopped before": (
+        [ended(0, -9, 2), STOPPED_AGENT, ended(2, -15, 1)._replace(asked=True)],
+        (137, 0, 0),
+    ),
+    "a rank that its agent stopped before the user came": (
+        [victim(0), SIGINT, ended(2, -15, -1)._replace(asked=True)],
+        (1, 0, 0),
+    ),
     "a late refusal": ([ended(0, 1), messages.PortRefused(0, "late", ())], (1, 0, 0)),
     "a late route": ([ended(0, 1), messages.RouteFailed(1, MASTER, "late")], (1, 0, 0)),
     # A rank that lost its peer may end before the one that it lost.
