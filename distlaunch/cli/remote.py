@@ -235,7 +235,8 @@ def run_on(
     if status or not run:
         return status
     name = f"{ssh.user}@{ssh.host}" if ssh.user else ssh.host
-    note_way(run, spec.invocation.file, (name, ssh.options.config, ssh.port, ssh.options.words))
+    way = (name, ssh.options.config, ssh.port, ssh.options.words)
+    note_way(run, spec.name, spec.invocation.file, way)
     if detach:
         print_run(run)
         if sys.stderr.isatty():

@@ -291,8 +291,7 @@ def elsewhere(word: str, alone: bool = False) -> tuple[str, Sequence[Any]] | Non
     """
     file = os.path.realpath(word) if word.endswith(JOB_FILES) else ""
     there, known = {} if os.path.isdir(word) else ways(file), directories()
-    part = job_part(word) or "job"
-    of_job = {run: way for run, way in there.items() if file or (word and _job_of(run) == part)}
+    of_job = {run: way for run, way in there.items() if file or word in (_job_of(run), way.get("job"))}
     here = _of_name(word, known) or ({} if of_job else _starting_with(word, known))
     found = {run: way for run, way in (of_job or _starting_with(word, there)).items() if run not in known}
     if not found or word in here:

@@ -26,7 +26,7 @@ from distlaunch.observers.run_list import note_way, ways
 from distlaunch.runs import following, replay
 from distlaunch.runs.following import interrupt
 from distlaunch.runs.replay import Playback
-from distlaunch.runs.run import Run, run_in
+from distlaunch.runs.run import Run, elsewhere, run_in
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status
 from tests.harness import (
@@ -549,6 +549,16 @@ def test_refuses_a_name_of_no_run_or_of_several(over: Path) -> None:
         ran(over, "stop", word, status=2)
 
 
+def test_a_word_without_ascii_letters_is_no_run_of_another_job_on_another_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for day, name in (1, "job"), (2, "модель"):  # both IDs begin with "job"
+        note_way(f"job-2026010{day}-120000-0a1b2c3d", name, "", ("far.invalid",))
+    assert [elsewhere(word, alone=True) for word in ("…", "обучение")] == [None, None]
+    assert elsewhere("модель", alone=True) == ("job-20260102-120000-0a1b2c3d", ["far.invalid"])
+
+
 def test_ps_lists_what_is_named(over: Path) -> None:
     one = by_status(over)[5]
     for word in (LONG, one, one[:-3], "eval.yaml", f"{one[:9]}…{one[-9:]}"):
@@ -634,7 +644,7 @@ def test_finds_a_run_sent_elsewhere_by_its_job_file_and_the_latest_without_a_nam
     job = write_job(tmp_path, "raise SystemExit(4)", ONE)
     distlaunch("run", "-", input=job.read_text(), cwd=tmp_path, status=4)
     (run,) = (tmp_path / "runs").iterdir()
-    note_way(run.name, str(job), ("localhost",))
+    note_way(run.name, "job", str(job), ("localhost",))
     assert ran(tmp_path, "why", "job.yaml").stdout.startswith(f"{run.name}: FAILED with exit status 4")
     for words, status in (["run", str(job)], 4), (["torchrun", "--no-python", "sh", "-c", "exit 5"], 5):
         distlaunch(*words, cwd=tmp_path, status=status)
@@ -687,7 +697,7 @@ def test_the_list_of_runs_is_only_a_hint(tmp_path: Path, known_runs: Path) -> No
 @pytest.mark.usefixtures("known_runs")
 def test_prune_deletes_old_runs_that_are_over_here_or_elsewhere(tmp_path: Path, gate: Path) -> None:
     going = left(tmp_path)
-    note_way("sent-20260101-120000-0a1b2c3d", "", ("localhost",))
+    note_way("sent-20260101-120000-0a1b2c3d", "sent", "", ("localhost",))
     (tmp_path / "other.yaml").write_text(f"name: other\n{NOTHING}")
     for place in ("runs", "elsewhere/runs"):
         ran(tmp_path, "run", "other.yaml", "--set", f"logs.dir={place}", status=0)
