@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -53,7 +54,8 @@ def test_a_collective_between_nodes_that_are_cut_off_from_each_other_gets_advice
     with started_run(there(site, HOSTS[:2], REDUCES), 2) as (run, _):
         others = ["-p", "tcp", "!", "-i", "lo", "!", "--dport", "22"]
         with site.bed.rule("host2", "INPUT", *others, "-j", "REJECT", "--reject-with", "tcp-reset"):
-            assert run.wait() == 1, run.stderr
+            # After the exception, a thread of gloo's may still abort the process.
+            assert run.wait() in (1, 128 + signal.SIGABRT), run.stderr
         assert "check firewalls and NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME" in run.stderr
         assert " was lost" not in run.stderr
 

@@ -68,9 +68,7 @@ def run_well(directory: Path, name: str, last: str, *settings: str) -> Done:
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_a_job_file_runs(name: str, tmp_path: Path) -> None:
-    done = run_well(tmp_path, name, EXPECTED[name], *SHORTER.get(name, ()))
-    if "loss" in done.stdout:  # it trains for long enough to be seen joining
-        assert "joined the rendezvous at 127.0.0.1:" in done.stderr
+    run_well(tmp_path, name, EXPECTED[name], *SHORTER.get(name, ()))
 
 
 def test_a_second_run_with_fewer_ranks_resumes_from_the_snapshot(tmp_path: Path) -> None:
