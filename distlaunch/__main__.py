@@ -10,8 +10,6 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from distlaunch.signals import caught
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from distlaunch.launch.link import Link
@@ -61,7 +59,6 @@ def _directory_is_gone() -> bool:
 
 def _interrupted(signum: int, frame: FrameType | None) -> None:
     """Unwind at the first Ctrl-C; exit immediately at the next, without a traceback."""
-    caught.add(signum)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     raise KeyboardInterrupt
 
@@ -132,6 +129,7 @@ def _print_anything() -> None:
 
 def _leave(status: int) -> None:
     """Flush the output, and exit without finalizing the interpreter, which would take 7 ms."""
+    by_ctrl_c = status == _INTERRUPTED and any(map(os.isatty, range(3))) and _got_ctrl_c()
     # Another Ctrl-C has nothing to stop. (With SIG_IGN, Python would report a Ctrl-C that arrives now.)
     signal.signal(signal.SIGINT, lambda *_: None)
     with contextlib.suppress(OSError):
@@ -144,11 +142,18 @@ def _leave(status: int) -> None:
         with contextlib.suppress(OSError):
             os.write(2, f"distlaunch: can't write to stdout: {error.strerror}\n".encode())
         status = status or 1
-    if status == _INTERRUPTED and signal.SIGINT in caught and any(map(os.isatty, range(3))):
+    if by_ctrl_c:
         # After Ctrl-C, a shell goes on with its loop unless the signal itself ended the command.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)  # has no effect on the first process of a container
     os._exit(status)
+
+
+def _got_ctrl_c() -> bool:
+    """Return whether SIGINT arrived, at `_interrupted` or at a `Signals`."""
+    from distlaunch.signals import caught  # takes 5 ms, and few commands end this way
+
+    return signal.getsignal(signal.SIGINT) is signal.SIG_DFL or signal.SIGINT in caught
 
 
 if __name__ == "__main__":

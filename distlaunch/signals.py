@@ -10,7 +10,7 @@ from typing import Any, AnyStr
 from distlaunch.agent.wire import WARNINGS
 
 caught: set[int] = set()
-"""The signals that this process has caught so far."""
+"""The signals caught so far by any `Signals` of this process."""
 
 _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, *WARNINGS)
 

@@ -142,22 +142,29 @@ def open_gate(gate: Path) -> None:
 
 
 def on_a_terminal(
-    *arguments: str, gate: tuple[bytes, Path] | None = None, **environment: Any
+    *arguments: str,
+    argv: Sequence[str] = (),
+    gate: tuple[bytes, Path] | None = None,
+    press: tuple[bytes, bytes] | None = None,
+    **environment: Any,
 ) -> tuple[int, bytes]:
-    """Run a command on a terminal of its own: its exit status, and all that was shown there.
+    """Run one of our commands, or `argv`, on a terminal of its own: its exit status, and all that was shown.
 
     Lines that tell how far a slow start is, as on a busy machine, are left out: they are taken away again.
     Once the words of `gate` are shown there, its named pipe, which somebody reads, is opened and closed.
+    Whenever the words of `press` are shown, its keys are pressed.
     """
     controller, terminal = os.openpty()
     env = {**os.environ, "TERM": "xterm", **environment}
-    argv = distlaunch_argv(*arguments)
+    argv = argv or distlaunch_argv(*arguments)
     with subprocess.Popen(argv, stdin=terminal, stdout=terminal, stderr=terminal, env=env) as process:
         os.close(terminal)
         shown = b""
         with contextlib.suppress(OSError):  # EIO: the last writer has closed the terminal
             while data := os.read(controller, 4096):
                 shown += data
+                if press and press[0] in data:
+                    os.write(controller, press[1])
                 if gate and gate[0] in shown:
                     open_gate(gate[1])
                     gate = None

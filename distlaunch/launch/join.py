@@ -42,7 +42,7 @@ MAX_LINE = 1 << 14
 SECRET = "DISTLAUNCH_SECRET"  # noqa: S105 (the name of a variable)
 SAME_SECRET = f"set {SECRET} to the same value on all nodes"
 _OTHER_JOB = f"if that controller belongs to another job, use another port; otherwise, {SAME_SECRET}"
-CHECK_NAME = "check this name, or add it to /etc/hosts"
+_CHECK_NAME = "check this name, or add it to /etc/hosts"
 MAX_NAME = 253
 _MUNGE_S = 5.0
 Say = Callable[[str], object]
@@ -316,7 +316,7 @@ class Launcher:
             if first:
                 self._why = getattr(error, "strerror", None) or str(error)
                 unresolved = isinstance(error, (socket.gaierror, UnicodeError))
-                self._advice = f"; {CHECK_NAME if unresolved else self._gathering.unreached}"
+                self._advice = f"; {_CHECK_NAME if unresolved else self._gathering.unreached}"
             return None
         watch_for_silence(connection)
         seat = None

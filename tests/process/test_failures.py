@@ -26,6 +26,7 @@ from tests.harness import (
     distlaunch,
     distlaunch_argv,
     kill,
+    on_a_terminal,
     on_time,
     open_gate,
     program,
@@ -253,18 +254,8 @@ def test_ctrl_c_in_a_terminal_also_ends_the_shells_loop(tmp_path: Path) -> None:
     loop = (
         f"for each in 1 2; do {shlex.join(distlaunch_argv('run', job))} || echo 'the next'; done; echo over"
     )
-    controller, terminal = os.openpty()
     argv = ["setsid", "--ctty", "--wait", "bash", "-c", loop]
-    with subprocess.Popen(argv, stdin=terminal, stdout=terminal, stderr=terminal) as shell:
-        os.close(terminal)
-        shown = b""
-        with contextlib.suppress(OSError):  # EIO: the last writer has closed the terminal
-            while data := os.read(controller, 4096):
-                if b"here" in data:
-                    os.write(controller, b"\x03")
-                shown += data
-        shell.wait(PATIENCE_S)
-    os.close(controller)
+    _, shown = on_a_terminal(argv=argv, press=(b"here", b"\x03"))
     assert b"stopped by SIGINT" in shown
     assert b"the next" not in shown
     assert b"over" not in shown, shown
