@@ -241,10 +241,10 @@ def headline(words: str, raised: bool) -> list[str]:
     """Return an error in at most two lines: the exception and its place if one was `raised`, else one line.
 
     The place is the innermost frame in the user's own code. Without a traceback, the line is that of torch's
-    watchdog, or else the last one.
+    watchdog, or else the last one with a word in it (mpirun draws a rule below its message).
     """
     text = re.sub(_RANK_PREFIX, "", without_remarks(words))
-    lines = [line for line in text.splitlines() if line.strip() and not re.match(_AFTERWARDS, line)]
+    lines = [line for line in text.splitlines() if re.search(r"\w", line) and not re.match(_AFTERWARDS, line)]
     error = _final_exception(text)
     frames = list(re.finditer(_FRAME, error)) if raised else []
     if not frames:

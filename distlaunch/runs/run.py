@@ -309,10 +309,12 @@ def elsewhere(word: str, alone: bool = False) -> tuple[str, Sequence[Any]] | Non
 def afar(known: Collection[str]) -> Iterator[Run]:
     """Yield runs that other hosts control and that may be active."""
     over = {*known, *noted_ends()}
-    for run, (host, *_), at in ((run, each["way"], each["at"]) for run, each in ways().items()):
+    for run, each in ways().items():
         if run not in over:
+            host, at = each["way"][0], each["at"]
             controller, where = ControllerProcess(host, 0), f"{host}: `distlaunch ps {run}` queries it"
-            status = Status(run, _job_of(run), RunState.UNKNOWN, at, at, controller, where=where)
+            job = str(each.get("job") or _job_of(run))
+            status = Status(run, job, RunState.UNKNOWN, at, at, controller, where=where)
             yield Run("", status, alive=False, heard=None)
 
 

@@ -26,7 +26,7 @@ from distlaunch.observers.run_list import note_way, ways
 from distlaunch.runs import following, replay
 from distlaunch.runs.following import interrupt
 from distlaunch.runs.replay import Playback
-from distlaunch.runs.run import Run, elsewhere, run_in
+from distlaunch.runs.run import Run, afar, elsewhere, run_in
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status
 from tests.harness import (
@@ -557,6 +557,7 @@ def test_a_word_without_ascii_letters_is_no_run_of_another_job_on_another_host(
         note_way(f"job-2026010{day}-120000-0a1b2c3d", name, "", ("far.invalid",))
     assert [elsewhere(word, alone=True) for word in ("…", "обучение")] == [None, None]
     assert elsewhere("модель", alone=True) == ("job-20260102-120000-0a1b2c3d", ["far.invalid"])
+    assert [run.status.job for run in afar(())] == ["job", "модель"]
 
 
 def test_ps_lists_what_is_named(over: Path) -> None:

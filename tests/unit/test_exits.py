@@ -192,6 +192,12 @@ def test_shows_an_error_of_nccl_in_one_line() -> None:
     assert exits.without_remarks(MISSED) == ""
 
 
+def test_a_rule_below_a_message_is_no_error() -> None:
+    message = "mpirun noticed that process rank 2 with PID 7 on node host2 exited on signal 9 (Killed)."
+    assert exits.headline(f"{'-' * 74}\n{message}\n{'-' * 74}\n", False) == [message]
+    assert exits.headline("----\n", False) == []
+
+
 def test_without_a_traceback_the_last_lines_count() -> None:
     lines = [f"line {number}" for number in range(100)]
     assert exits.root_error("\n".join(lines)).splitlines() == lines[-40:]
