@@ -154,10 +154,14 @@ def ended_before(at: float) -> Iterator[Ticket]:
 
 
 def submission_of(run: Run) -> Submission | None:
-    """Return the submission whose latest run is this one."""
+    """Return the submission whose latest run is this one.
+
+    Unless `submit` submitted the job, return None: the user's own script may go on after this run, even with
+    another run.
+    """
     entry = run_list.listed().get(run.id)
     found = submissions().get(entry.queued) if entry and entry.queued else None
-    latest = latest_run(found) if found else None
+    latest = latest_run(found) if found and found.at else None
     return found if latest and latest.id == run.id else None
 
 

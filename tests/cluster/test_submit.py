@@ -1,10 +1,12 @@
 """Jobs that are submitted to a real Slurm: from the queue to their ends, and again."""
 
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -13,7 +15,7 @@ from tests.cluster.test_slurm import WAITS
 from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, kill, wait_until
 from tests.process.commands import SLEEPER
 from tests.process.test_replaced import Installed
-from tests.queued import Queue, check_stop_before_start, rows
+from tests.queued import NODES, Queue, check_stop_before_start, rows
 
 STEPS = """
     import os, signal, sys, time
@@ -103,6 +105,41 @@ def test_stops_one_task_of_an_array_and_kills_another(queue: Queue, slurm: Slurm
         stopped = distlaunch("stop", f"{job}_{task}", *options, status=0)
         assert "CANCELLED, exit status" in stopped.stderr
         assert len(rows()) == task
+
+
+TOLD = """
+    import sys, time
+    from pathlib import Path
+    while not Path(sys.argv[1]).exists():
+        time.sleep(0.02)
+    raise SystemExit(int(sys.argv[2]))
+"""
+
+
+def test_wait_in_ones_own_script_and_outside_is_for_one_run_of_it(queue: Queue, slurm: Slurm) -> None:
+    """Whatever the script does afterwards, even another run."""
+    file, told = queue.job(TOLD), queue.directory / "told"
+    start = [
+        shlex.join(distlaunch_argv("run", str(file), f"--set=name={name}")) for name in ("first", "second")
+    ]
+    commands = f"""
+        {start[0]} -d -- go 7
+        {shlex.join(distlaunch_argv("wait"))}
+        echo $? >{told}
+        {start[1]} -- finish 0
+    """
+    (queue.directory / "own.sh").write_text(f"#!/bin/sh\n{dedent(commands)}")
+    queue.known.append(slurm.tool("sbatch", "--parsable", f"-N{NODES}", str(queue.directory / "own.sh")))
+    wait_until(lambda: [row["state"] for row in rows()] == ["RUNNING"], lambda: str(rows("--all")))
+    run = rows()[0]["run"]
+    (queue.directory / "go").touch()
+    assert distlaunch("wait", run).returncode == 7
+    wait_until(told.exists, lambda: str(rows("--all")))
+    wait_until(lambda: "second" in str(rows()), lambda: str(rows("--all")))
+    assert distlaunch("wait", run).returncode == 7
+    assert run not in distlaunch("logs", "second").stderr
+    (queue.directory / "finish").touch()
+    assert (distlaunch("wait", "second").returncode, told.read_text()) == (0, "7\n")
 
 
 FLAKY = """
