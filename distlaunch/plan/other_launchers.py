@@ -78,6 +78,9 @@ _DEFAULTS = {
     # The job controls binding. With two ranks, Open MPI would bind each, with all its threads, to one core.
     "OMPI_MCA_hwloc_base_binding_policy": "none",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
+    # --host lists the hosts, and a step of ours lacks the variables that describe the allocation.
+    "OMPI_MCA_ras": "^slurm",
+    "PRTE_MCA_ras": "^slurm",
 }
 _EXPORTED = "OMPI_MCA_mca_base_env_list"
 """The variable that lists the variables for Open MPI to pass to other nodes. MPICH passes all of them."""

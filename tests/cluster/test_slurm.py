@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -71,6 +72,16 @@ def test_hosts_come_from_the_allocation(tmp_path: Path, allocation: str, keys: s
     assert {node["transport"] for node in shown["nodes"]} == {"local" if hosts == [HERE] else "slurm"}
     names = [node["name"] for node in shown["nodes"] for _ in node["workers"]]
     assert names == (["node0"] if hosts == [HERE] else hosts)
+
+
+@pytest.mark.usefixtures("allocation")
+def test_open_mpis_mpirun_starts_ranks_on_all_hosts_of_the_allocation(tmp_path: Path) -> None:
+    if shutil.which("mpirun.openmpi") is None:
+        pytest.skip("missing: mpirun.openmpi")
+    keys = f"{CPU}launcher: mpirun\nmpirun: mpirun.openmpi\nprocs_per_node: 1\n"
+    done = distlaunch("run", str(write_job(tmp_path, SAYS, keys)))
+    said = sorted(re.findall(r"rank (\d+) on (\S+)$", done.stdout, re.MULTILINE))
+    assert said == [("0", "host1"), ("1", "host2"), ("2", "host3")], done.stderr
 
 
 def test_ranks_see_the_job_of_slurm(tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
