@@ -162,8 +162,8 @@ class Terminal(Observer):
 
 def _origin(spec: JobSpec, allocation: Allocation) -> str:
     """Describe the hosts of an allocation, and how to use others."""
-    names = listed([node.label for node in spec.pool])
-    text = f"{counted(len(spec.pool), 'node')} from {allocation.name}: {names}"
+    hosts = [host for host, _ in spec.mpirun.hosts] or [node.label for node in spec.pool]
+    text = f"{counted(len(hosts), 'node')} from {allocation.name}: {listed(hosts)}"
     other = " (launcher: auto; `--set launcher=local` uses only this machine)"
     return text if "launcher" in spec.places else text + other
 

@@ -47,7 +47,7 @@ def emptied(slurm: Slurm) -> Iterator[None]:
 
 
 HERE = os.uname().nodename
-SAYS = 'import os; print("rank", os.environ["RANK"], "on", os.uname().nodename)'
+SAYS = 'import os; os.write(1, b"rank %s on %s\\n" % (os.environb[b"RANK"], os.uname().nodename.encode()))'
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,7 @@ def test_open_mpis_mpirun_starts_ranks_on_all_hosts_of_the_allocation(tmp_path: 
     done = distlaunch("run", str(write_job(tmp_path, SAYS, keys)))
     said = sorted(re.findall(r"rank (\d+) on (\S+)$", done.stdout, re.MULTILINE))
     assert said == [("0", "host1"), ("1", "host2"), ("2", "host3")], done.stderr
+    assert "3 nodes from Slurm job" in done.stderr
 
 
 def test_ranks_see_the_job_of_slurm(tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
