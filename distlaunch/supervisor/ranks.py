@@ -239,7 +239,8 @@ def on_ranks_stalled(event: RanksStalled, state: State, now: float) -> Step:
 
 
 def _stalled(state: State) -> list[RankState]:
-    return [worker for worker in state.workers if worker.stalled and worker.running]
+    # A process may stall before its program has started: suspended, or on a file system that doesn't answer.
+    return [worker for worker in state.workers if worker.stalled and worker.going]
 
 
 def stall_message_due(state: State, now: float) -> Step:
@@ -264,7 +265,7 @@ def stall_message_due(state: State, now: float) -> Step:
 def _named(state: State, worker: RankState) -> str:
     pid = worker.stopped_pid
     why = f": stopped by a signal; `kill -CONT {pid}` resumes it" if pid else ""
-    return state.named(worker.rank, f"pid {worker.pid}{why}")
+    return state.named(worker.rank, f"{f'pid {worker.pid}' if worker.pid else 'not started yet'}{why}")
 
 
 def _others_words(state: State) -> str:

@@ -1155,6 +1155,15 @@ def test_reports_stalled_and_active_ranks_when_a_stall_spreads_and_when_it_is_ov
     assert not any(worker.stalled for worker in job.state.workers)
 
 
+def test_a_process_that_stalls_before_its_program_starts_is_a_stalled_rank() -> None:
+    job = History("script: t.py\ngpus_per_node: 0\nprocs_per_node: 2\non_stall: stop\ntimeouts: {stall: 8s}")
+    job.feed(up(0), PortHeld(0, 29500), messages.WorkerStarted(0, 1, 101))
+    job.feed(RanksStalled(0, (0,), ((0, 100),)), after=8.0)
+    told = "stalled: rank 0 (node0, not started yet: stopped by a signal; `kill -CONT 100` resumes it): "
+    assert texts(job.tick(), "warning")[0].startswith(told)
+    assert texts(job.wait(10.0), "error") == ["rank 0 (node0) stalled for 8 s: stopped by a signal"]
+
+
 @pytest.mark.parametrize(("limit", "settles_s"), [("8s", 3.0), ("20s", 4.5), ("10m", 17.0)])
 def test_waits_for_agents_that_look_at_different_times(limit: str, settles_s: float) -> None:
     job = stalled("warn", limit=limit)
