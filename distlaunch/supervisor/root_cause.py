@@ -294,9 +294,10 @@ def _with_absent_ranks(cause: Cause, scene: Scene) -> Cause:
         text = f"{listed(early)} had already exited with status 0 (uneven batches?)"
         return cause._replace(text=f"{cause.text}; {text}", exit=False)
     going = [state.called(worker.rank) for worker in state.workers if worker.going]
-    if scene.waiting and going and len(going) <= len(state.workers) // 2:
-        text = f"{listed(going)} had not failed (stalled, or in another collective?)"
-        return cause._replace(text=f"{cause.text}; {text}")
+    if going and len(going) <= len(state.workers) // 2:
+        still = "were still running" if len(going) > 1 else "was still running"  # perhaps in its `finally:`
+        text = "had not failed (stalled, or in another collective?)" if scene.waiting else still
+        return cause._replace(text=f"{cause.text}; {listed(going)} {text}")
     return cause
 
 

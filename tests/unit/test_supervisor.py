@@ -1040,15 +1040,18 @@ DISAGREE = (
     "rank 0 (a), rank 1 (a), rank 2 (b), rank 3 (b) disagree about the next collective: "
     "ranks 0, 3 in all_reduce (t.py:9), ranks 1-2 in barrier (t.py:9)"
 )
+LOST_PEER = "rank 0 (a) failed: exit status 1, after losing the connection to another rank"
 UNEVEN_1, UNEVEN_3 = (
-    "rank 0 (a) failed: exit status 1, after losing the connection to another rank; "
-    f"rank {rank} had already exited with status 0 (uneven batches?)"
-    for rank in (1, 3)
+    f"{LOST_PEER}; rank {rank} had already exited with status 0 (uneven batches?)" for rank in (1, 3)
 )
 AWAY: dict[str, tuple[list[Event], str, int | None]] = {
     "uneven batches": ([*JOINED, victim(0), victim(2, 0.1), ended(3, 0, 0.2)], UNEVEN_3, 0),
     "a rank that joined unseen": ([ended(1, 0), RanksJoined(0, (0,)), *map(victim, (0, 2, 3))], UNEVEN_1, 0),
     "unknown": ([*JOINED, *LEFT], UNKNOWN, 0),
+    "one that takes long to fail": (
+        [*JOINED, *map(victim, (0, 1, 2))],
+        *(f"{LOST_PEER}; rank 3 was still running", 0),
+    ),
     "most ranks still run": ([*JOINED, timed_out(0)], FIRST_WAITED, 0),
     "others lost the connection to it first": ([*JOINED, *LATE_WAIT], FIRST_WAITED, 0),
     "never joined": ([*UNJOINED_2, *IN_INIT], f"{NEVER_2} init_process_group (t.py:9)", 2),
