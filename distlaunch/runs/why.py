@@ -21,7 +21,8 @@ from distlaunch.runs.replay import HistoryError, lines_in, replay, typed
 from distlaunch.runs.run import Run, directories, document_in, heard, run_in
 from distlaunch.supervisor.connecting import choose_members, returning
 from distlaunch.supervisor.events import AgentUp
-from distlaunch.supervisor.nodes import may_be_occupied
+from distlaunch.supervisor.nodes import Up, may_be_occupied
+from distlaunch.supervisor.placing import lacks_code
 from distlaunch.supervisor.ranks import missing_ranks, missing_words
 from distlaunch.supervisor.root_cause import is_joining, place_of, waits_in
 from distlaunch.supervisor.state import Cause, Phase, State
@@ -350,7 +351,13 @@ def _pids(state: State) -> set[int]:
 
 
 def awaited(state: State) -> Iterator[str]:
-    """Describe what the next attempt is waiting for, if it is waiting for nodes."""
+    """Describe which nodes the start, or the next attempt, is waiting for, if any."""
+    if state.phase is Phase.CONNECTING:
+        absent = [index for index, node in enumerate(state.nodes) if not isinstance(node, Up)]
+        yield f"no connection yet to {listed([*map(state.label, absent)])}"
+    if state.phase is Phase.PREPARING and (lack := [each for each in state.members if lacks_code(state, each)]):
+        what = "environment" if state.spec.setup else "copy of the code"
+        yield f"no {what} yet on {listed([*map(state.label, lack)])}"
     if state.phase is Phase.RESTARTING:
         busy = [state.label(index) for index, node in enumerate(state.nodes) if may_be_occupied(node)]
         if busy:

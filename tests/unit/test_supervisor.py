@@ -14,6 +14,7 @@ from distlaunch.agent import messages
 from distlaunch.agent.messages import PortHeld, RanksJoined, RanksLag, RanksStalled, RouteFound, Swept
 from distlaunch.errors import Exit
 from distlaunch.plan.placement import Facts
+from distlaunch.runs.why import awaited
 from distlaunch.supervisor import events
 from distlaunch.supervisor.actions import Connect, Drop, Finish, GiveUp, SendTree, ShowMessage, StartWorkers
 from distlaunch.supervisor.events import AddressesFound, Event, LinkEnded, OutputFlows, Suspended, TimerDue
@@ -288,7 +289,9 @@ def lacking_code() -> History:
     """A job whose nodes have been asked for the code, and are ready but for that."""
     job = History(f"{WITH_RESTARTS}\nsync: true")
     assert job.feed(AddressesFound(((0, MASTER),))).of(PlaceTree) == on_both(PlaceTree)
-    assert job.feed(*answers(0), *answers(1)).of(StartWorkers) == []
+    assert job.feed(*answers(0)).of(StartWorkers) == []
+    assert [*awaited(job.state)] == ["no connection yet to b"]
+    assert job.feed(*answers(1)).of(StartWorkers) == []
     return job
 
 
@@ -297,6 +300,7 @@ def test_ranks_start_once_every_node_has_the_code() -> None:
     assert wanted(job.feed(messages.TreeLacks(1, ()))) == [SendTree(1, ())]
     assert wanted(job.feed(messages.TreeLacks(1, (0, 2)))) == [SendTree(1, (0, 2))]
     assert job.feed(messages.TreePlaced(0, "5891"), messages.TreePlaced(1, "other")).of(StartWorkers) == []
+    assert [*awaited(job.state)] == ["no copy of the code yet on b"]
     assert job.feed(messages.TreePlaced(1, "5891")) == on_both(StartWorkers)
     assert job.feed(messages.TreeLacks(1, (0,)), messages.TreeLacks(1, ())) == [], "it has the code"
 
