@@ -5,7 +5,7 @@ import os
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from distlaunch.here import reaches_terminal
 from distlaunch.observers.outlet import Outlet
@@ -52,10 +52,10 @@ class Lines:
             self.held[stream] = rest
         return whole if newline else None
 
-    def rest(self) -> list[tuple[Stream, bytes]]:
-        """Return and forget all incomplete lines, with their streams."""
-        held, self.held = self.held, {}
-        return sorted(held.items())
+    def rest(self, ranks: Container[int] | None = None) -> list[tuple[Stream, bytes]]:
+        """Return and forget the incomplete lines of `ranks`, or of all ranks, with their streams."""
+        streams = [stream for stream in sorted(self.held) if ranks is None or stream[-2] in ranks]
+        return [(stream, self.held.pop(stream)) for stream in streams]
 
 
 class Console:
@@ -150,9 +150,9 @@ class Console:
                 count -= 1
         return None
 
-    def finish_lines(self) -> None:
-        """Show the incomplete lines."""
-        for (rank, stream), rest in self._lines.rest():
+    def finish_lines(self, ranks: Container[int] | None = None) -> None:
+        """Show the incomplete lines of `ranks`, or of all ranks."""
+        for (rank, stream), rest in self._lines.rest(ranks):
             self._show(rank, stream, rest)
 
     def say(self, text: str, level: str = "info") -> None:

@@ -24,7 +24,7 @@ PATIENCE_S = 5.0
 PROGRESS_S = 0.5
 """Seconds between two updates of the progress of a slow start."""
 HOLD_S = 0.3
-"""Seconds to hold back an error."""
+"""Seconds to hold back an error, or the incomplete line of a rank that reads the terminal."""
 MOST_NAMED = 4
 """Maximum missing nodes listed during a start."""
 
@@ -46,7 +46,7 @@ class Terminal(Observer):
         waits: bool = False,
     ) -> None:
         self._interrupts, self._quiet = interrupts, quiet
-        self._starting = False
+        self._starting = self._asks = False
         self._held: list[ShowMessage] = []
         self._state: State | None = None
         self._console = Console(
@@ -87,8 +87,11 @@ class Terminal(Observer):
         self._starting = False
         if not output.goes_to.shown:
             return
-        if self._fold is None or prefix is None:
+        asks = self._asks and output.rank == 0
+        if self._fold is None or prefix is None or asks:
             self._console.output(output.rank, output.stream, output.data, prefix)
+            if asks:  # the rest of its line, such as a prompt, may not be complete before somebody answers
+                self.wake_at = min(self.wake_at or math.inf, time.monotonic() + HOLD_S)
             return
         self._fold.add(output.rank, output.stream, output.data, prefix, time.monotonic())
         self.wake_at = self._fold.due
@@ -97,6 +100,7 @@ class Terminal(Observer):
         """Show the hosts of an allocation, set up folding, and prepare to show the progress of the start."""
         if spec.allocation and not self._quiet:
             self._console.say(_origin(spec, spec.allocation))
+        self._asks = spec.stdin == "rank 0" and os.isatty(0)
         if spec.logs.fold and self._fold is None:
             self._fold = Folding(self._console.output)
         if self._console.has_terminal and not self._quiet:
@@ -116,6 +120,8 @@ class Terminal(Observer):
         """Show messages held back, and the progress of the start."""
         self.wake_at = None
         self._release()
+        if self._asks:
+            self._console.finish_lines([0])
         if self._fold:
             self._fold.flush()
         if self._starting:

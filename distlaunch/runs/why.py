@@ -355,7 +355,9 @@ def awaited(state: State) -> Iterator[str]:
     if state.phase is Phase.CONNECTING:
         absent = [index for index, node in enumerate(state.nodes) if not isinstance(node, Up)]
         yield f"no connection yet to {listed([*map(state.label, absent)])}"
-    if state.phase is Phase.PREPARING and (lack := [each for each in state.members if lacks_code(state, each)]):
+    if state.phase is Phase.PREPARING and (
+        lack := [each for each in state.members if lacks_code(state, each)]
+    ):
         what = "environment" if state.spec.setup else "copy of the code"
         yield f"no {what} yet on {listed([*map(state.label, lack)])}"
     if state.phase is Phase.RESTARTING:

@@ -37,6 +37,14 @@ def test_runs_a_script_and_only_rank_0_reads_stdin_if_told(tmp_path: Path, setti
     assert told == [f"0 ['-n', 'x'] {rank_0!r}", "1 ['-n', 'x'] ''"], done.stderr
 
 
+@pytest.mark.parametrize("more", [(), ("--set=logs.fold=true",)])
+def test_a_rank_that_reads_the_terminal_shows_what_it_asks(tmp_path: Path, more: tuple[str, ...]) -> None:
+    text = "import os; print(input('number? ') * 3) if os.environ['RANK'] == '0' else None"
+    job = str(write_job(tmp_path, text, f"{TWO}stdin: rank 0"))
+    status, shown = on_a_terminal("run", job, *more, press=(b"number? ", b"12\n"), NO_COLOR="1")
+    assert (status, b"[node0:0] number? \r\n12\r\n[node0:0] 121212\r\n" in shown) == (0, True), shown
+
+
 def test_runs_in_an_environment_with_a_nameless_variable(tmp_path: Path) -> None:
     argv = ["env", "=x", *distlaunch_argv("run", str(write_job(tmp_path, "print('here')", ONE)))]
     assert completed(argv, 0).stdout == "[node0:0] here\n"
