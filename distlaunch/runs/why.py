@@ -353,13 +353,12 @@ def _pids(state: State) -> set[int]:
 def awaited(state: State) -> Iterator[str]:
     """Describe which nodes the start, or the next attempt, is waiting for, if any."""
     if state.phase is Phase.CONNECTING:
-        absent = [index for index, node in enumerate(state.nodes) if not isinstance(node, Up)]
-        yield f"no connection yet to {listed([*map(state.label, absent)])}"
-    if state.phase is Phase.PREPARING and (
-        lack := [each for each in state.members if lacks_code(state, each)]
-    ):
+        names = [state.label(index) for index, node in enumerate(state.nodes) if not isinstance(node, Up)]
+        yield f"no connection yet to {listed(names)}"
+    if state.phase is Phase.PREPARING:
         what = "environment" if state.spec.setup else "copy of the code"
-        yield f"no {what} yet on {listed([*map(state.label, lack)])}"
+        if names := [state.label(index) for index in state.members if lacks_code(state, index)]:
+            yield f"no {what} yet on {listed(names)}"
     if state.phase is Phase.RESTARTING:
         busy = [state.label(index) for index, node in enumerate(state.nodes) if may_be_occupied(node)]
         if busy:
