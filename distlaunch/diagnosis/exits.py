@@ -221,6 +221,12 @@ def py_spy_frames(dump: str) -> tuple[str, ...]:
     return tuple(line.strip() for text in first_thread for line in re.findall(r"(?m)^    .*$", text))
 
 
+def py_spy_error(dump: str) -> str:
+    """Return py-spy's reason for a dump without frames."""
+    reason = dump.strip().partition("\n")[0]
+    return "its Python is starting or exiting" if reason.startswith("Process ") else reason
+
+
 def _short_path(path: str) -> str:
     _, torch, rest = path.rpartition("/torch/")
     return f"torch/{rest}" if torch else path.rpartition("/")[2]

@@ -12,7 +12,7 @@ from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.messages import RanksJoined, plain
-from distlaunch.diagnosis.exits import OTHER_SIZE, headline, py_spy_frames
+from distlaunch.diagnosis.exits import OTHER_SIZE, headline, py_spy_error, py_spy_frames
 from distlaunch.observers.observer import Observer
 from distlaunch.observers.recording import EVIDENCE, STACKS_REQUEST, request
 from distlaunch.observers.run_directory import CODE, EVENTS, fd_of, file_of, size_of
@@ -279,9 +279,7 @@ def _with_stacks(state: State, stacks: Mapping[int, str]) -> tuple[State, tuple[
     for rank, text in stacks.items():
         state = state.with_worker(rank, stack=py_spy_frames(text))
         if not state.workers[rank].stack:
-            reason = text.strip().partition("\n")[0]
-            reason = "its Python is starting" if reason.startswith("Process ") else reason
-            reasons.setdefault(reason, []).append(rank)
+            reasons.setdefault(py_spy_error(text), []).append(rank)
     missing = ((rank_list(ranks, state.unit), reason) for reason, ranks in reasons.items())
     return state, tuple(f"no stack for {ranks}: {reason}" for ranks, reason in missing)
 

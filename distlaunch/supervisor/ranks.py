@@ -21,7 +21,7 @@ from distlaunch.agent.messages import (
     WorkerUnstarted,
 )
 from distlaunch.agent.wire import DUMP_S, STALL_LOOK_MAX_S, STALL_LOOKS
-from distlaunch.diagnosis.exits import py_spy_frames, python_frames, words_of
+from distlaunch.diagnosis.exits import py_spy_error, py_spy_frames, python_frames, words_of
 from distlaunch.errors import Exit
 from distlaunch.job.spec import JobSpec
 from distlaunch.supervisor import root_cause
@@ -282,7 +282,7 @@ def on_stack_dumped(event: StackDumped, rank: int, state: State, now: float) -> 
         return state, ()  # it has resumed, or ended, in the meantime
     frames = py_spy_frames(event.text)
     if not frames:
-        return _no_stack(state, rank, event.text.strip().partition("\n")[0])
+        return _no_stack(state, rank, py_spy_error(event.text))
     state = state.with_worker(rank, stack=frames)
     where = " < ".join(frames[:SHOWN_FRAMES])
     return state, (ShowMessage("info", f"{state.called(rank)} is blocked in: {where}"),)

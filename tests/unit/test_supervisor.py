@@ -1309,6 +1309,8 @@ def test_names_the_innermost_frames_of_a_blocked_rank_or_once_why_there_are_none
     for why in ("Permission denied", "py-spy is not there"):
         assert texts(job.feed(messages.StackDumped(0, 1, why))) == [f"no stack for rank 1: {why}"]
         assert job.feed(messages.StackDumped(0, 0, why), messages.StackDumped(1, 0, why)) == []
+    header = messages.StackDumped(0, 1, 'Process 7: python3 t.py\nPython v3.11.7\n\nThread 7: "MainThread"\n')
+    assert texts(job.feed(header)) == ["no stack for rank 1: its Python is starting or exiting"]
 
 
 def test_blames_a_rank_that_a_signal_has_stopped_before_those_that_wait_for_it() -> None:
