@@ -111,7 +111,8 @@ def _run_of(directory: str, document: Mapping[str, Any], locked: bool | None, sa
     hidden = locked is None or not _is_here(status.controller)
     alive = locked or (hidden and not status.state.over and time.time() - saved < FRESH_S)
     if not alive and not status.state.over:
-        status = _ended_unseen(directory, status)
+        last = max(status.since, saved, heard(directory) or 0.0)  # its end, as far as is known
+        status = _ended_unseen(directory, status._replace(since=last))
     elif alive and has_pid_here(status.controller) and state(status.controller.pid) == "T":
         resume, entry = f"`kill -CONT {status.controller.pid}` resumes it", listed().get(status.run)
         if entry and (job := entry.queued):

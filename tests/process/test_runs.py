@@ -217,8 +217,9 @@ def test_a_run_of_another_host_is_active_as_long_as_its_status_is_saved(tmp_path
     assert f"if {there['run']} is still active, {use}" in done.stderr
     assert listed(tmp_path)[0]["state"] == "RUNNING"  # here, a process has the PID of that controller
     os.utime(copy, (0, time.time() - 60))
+    os.utime(copy.parent / "output.index", (0, last := round(time.time()) + 1))
     (far,) = listed(place, "-a")
-    assert far["state"] == "LOST"
+    assert (far["state"], far["since"]) == ("LOST", last)
     os.utime(real, (0, 0))
     wait_until(lambda: real.stat().st_mtime > 0, lambda: "never saved again")
     open_gate(gate)
