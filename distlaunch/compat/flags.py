@@ -147,6 +147,9 @@ class Flags(NamedTuple):
         if not 1 <= fewest <= most:
             hint = f"expected N or MIN:MAX with 1 ≤ MIN ≤ MAX, got {self.nnodes!r}"
             raise UsageError(f"{self.named('nnodes')}: {hint}")
+        if self.standalone and fewest > 1:
+            what = f"{self.named('standalone')} is for one node, but {self.named('nnodes')} is {self.nnodes}"
+            raise UsageError(f"{what}: use --rdzv-backend c10d --rdzv-endpoint HOST:PORT instead")
         return (1, 1) if self.standalone else (fewest, most)
 
     @property

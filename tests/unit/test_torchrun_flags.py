@@ -199,6 +199,7 @@ ENDPOINT = "--rdzv-endpoint:"
 LOOK = "check the driver, CUDA_VISIBLE_DEVICES, and the GPUs of the job or container; on a CPU node, pass"
 UNKNOWN = ["4", "-1", "x", "0:4", "0:1,", "a:1", "0:1:2", ":"]
 STREAMS = "0 (nothing), 1 (stdout), 2 (stderr), 3 (both), or rank:N,…"
+INSTEAD = "use --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
 PORT, NUMBER = "a port from 1 to 65535", "a number ≥ 0"
 
 
@@ -228,6 +229,7 @@ BAD_LINES = [
     ("--nproc-per-node=gpu", f"--nproc-per-node gpu: no GPU is visible; {LOOK} a number"),
     ("--nproc-per-node=xpu", "--nproc-per-node xpu: can't count XPUs; pass a number"),
     ("--print-completion=bash", "--print-completion: only torchrun itself prints a completion script"),
+    ("--standalone --nnodes=2:3", f"--standalone is for one node, but --nnodes is 2:3: {INSTEAD} instead"),
     ("--no-python --module", "--no-python and --module can't be combined"),
     ("--lr=0.1", f"torchrun has no flag --lr {OWN_FLAG}"),
     *((letters, f"torchrun has no flag -x {OWN_FLAG}") for letters in ("-x", "-mx")),
