@@ -331,9 +331,13 @@ def _add_conduct(draft: Draft, flags: Flags) -> None:
 
 def _add_logs(draft: Draft, flags: Flags) -> None:
     """Add `logs`. The console shows both streams of a rank or neither."""
-    draft.set("logs.dir", draft.path(flags.log_dir or "") or None)
     redirects, tee = flags.streams("redirects"), flags.streams("tee")
     hidden = redirects & ~tee if isinstance(redirects, int) and isinstance(tee, int) else 1
+    if flags.log_dir == "/dev/null":
+        hidden = 0
+        draft.note("--log-dir /dev/null: all output is shown, and also kept in the run directory", key="logs")
+    else:
+        draft.set("logs.dir", draft.path(flags.log_dir or "") or None)
     draft.set("logs.console", "none" if hidden == 3 else _shown_ranks(flags))
     if 0 < hidden < 3:
         draft.note("the console shows both streams of every rank in logs.console", key="logs")

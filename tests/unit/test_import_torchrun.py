@@ -77,6 +77,7 @@ OF_FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--numa-binding=node --virtual-local-rank", {"numa_binding": "node", "virtual_local_rank": True}),
     ("--log-dir l --redirects 3", {"logs": {"dir": "l", "console": "none"}}),
     ("-r 3 -t 3", {}),
+    ("-r 3 --log-dir /dev/null", {}),
     (f"--local-ranks-filter 0 {TWO_BY_4}", {"nodes": [N0, N1], "procs_per_node": 4, "logs": FIRST_OF_4}),
 ]
 """As COMMANDS, of `torchrun FLAGS x.py`."""
@@ -107,6 +108,7 @@ COMMENTED = {
     "torchrun --nnodes 1:2 x.py": "counts as a restart",
     "torchrun -t 3 x.py": "the run directory always keeps each rank's stdout",
     "torchrun -r 1 x.py": "shows both streams",
+    "PET_LOG_DIR=/dev/null torchrun x.py": "--log-dir /dev/null: all output is shown",
     "torchrun --log-line-prefix-template x x.py": "the prefix is [node:rank]",
     "RANK=1 torchrun x.py": "distlaunch sets RANK",
     "torchrun x.py --name {epoch}-{step}": "{{epoch}}, {{step}}: doubled braces",
