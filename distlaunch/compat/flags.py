@@ -108,7 +108,8 @@ class Flags(NamedTuple):
     master_addr: Annotated[str, Flag(key="master_addr", left_out=_FREE)] = "127.0.0.1"
     master_port: Annotated[int, Flag(key="master_port", left_out=_FREE)] = 29500
     local_addr: Annotated[
-        str | None, Flag(here=_OR_NOT, why="workers connect to --master-addr or --rdzv-endpoint")
+        str | None,
+        Flag(here=_OR_NOT, why="workers connect to --master-addr or --rdzv-endpoint", key="master_addr"),
     ] = None
     logs_specs: Annotated[
         str | None, Flag(from_environment=False, here="handed over", why="a plugin of torch's agent")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from distlaunch.compat.draft import Draft
 from distlaunch.compat.flags import FLAG, FLAGS, Flags, parse_flags
-from distlaunch.compat.torchrun_job import argument, flag_messages
+from distlaunch.compat.torchrun_job import JOIN_TIMEOUTS, argument, chooses_endpoint, flag_messages
 from distlaunch.contract import RESERVED
 from distlaunch.errors import UsageError
 from distlaunch.job.document import Data
@@ -26,7 +26,7 @@ _AS_THEY_ARE = ("max_restarts", "numa_binding", "role", "virtual_local_rank")
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "distlaunch.torchrun")
 _USE_ENV = ("--use-env", "--use_env")
 """Spellings of a flag that only torch.distributed.launch accepts."""
-_RENDEZVOUS_FLAG = r"--?(rdzv|nnodes|standalone|node[-_]rank|master|machine_rank|num_mach|main_pro)"
+_RENDEZVOUS_FLAG = r"--?(rdzv|nnodes|standalone|node[-_]r|local[-_]a|master|machine_rank|num_mach|main_pro)"
 _SYNTAX = "();<>|&\n"
 _OPERATOR = rf"#|\d?[{_SYNTAX}]+"
 _QUOTED = r"""(?s)'[^']*'|"(?:\\.|[^"\\])*"|\\."""
@@ -248,8 +248,6 @@ def _remarks(flags: Flags) -> Iterator[str]:
     for flag in FLAGS:
         if flag.in_file and flag.field in flags.given:
             yield f"{flag.name} {flag.in_file}"
-    if "local_addr" in flags.given and flags.rdzv_backend != "static" and flags.nodes[1] > 1:
-        yield "--local-addr applies to one node: set its address in nodes"
     if flags.logs_specs is not None:
         yield f"--logs-specs {flags.logs_specs} has no equivalent: it is {FLAG['logs_specs'].why}"
     if {"redirects", "tee"} & flags.given:
@@ -271,11 +269,21 @@ def _add_nodes(draft: Draft, line: Line, flags: Flags) -> None:
         draft.set("rendezvous.id", flags.rdzv_id or None)
     if most > 1:
         draft.set_hosts(host, most)
-    if flags.alone:
-        return
-    if "timeout" in flags.rdzv_conf and not flags.rdzv_backend.startswith("etcd"):
-        draft.note(f"--rdzv-conf {flags.rdzv_conf}: set timeouts.join", key="timeouts")
+    if not flags.alone:
+        _note_settings(draft, flags)
+
+
+def _note_settings(draft: Draft, flags: Flags) -> None:
+    """Add comments on the rendezvous of several nodes, whose settings have no keys."""
+    if not flags.rdzv_backend.startswith("etcd"):
+        for key, value in flags.conf.items():
+            if key in JOIN_TIMEOUTS:
+                draft.note(f"--rdzv-conf {key}={value}: set timeouts.join", key="timeouts")
+            elif flags.c10d:
+                draft.note(f"--rdzv-conf {key}={value} has no effect: {FLAG['rdzv_conf'].why}")
     if flags.rdzv_backend != "static":
+        if "local_addr" in flags.given:
+            draft.note("--local-addr applies to one node: set its address in nodes")
         draft.note_store("--rdzv-backend ", flags.rdzv_backend, flags.rdzv_endpoint)
 
 
@@ -289,7 +297,9 @@ def note_rendezvous(draft: Draft, words: Sequence[str], lines: Iterable[int] = (
 
 def _master(flags: Flags) -> tuple[str | None, int | None]:
     """Return the host and port of the store on rank 0, if they are valid on other machines."""
-    if flags.alone or flags.rdzv_backend.startswith("etcd"):
+    if chooses_endpoint(flags):
+        return flags.local_addr or None, None
+    if flags.rdzv_backend.startswith("etcd"):
         return None, None
     host, port = flags.endpoint
     if error := host_error(host):

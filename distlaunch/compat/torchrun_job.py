@@ -22,7 +22,9 @@ _OF_TORCH = {
     "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": r"[\d.]*[1-9].*",
 }
 """Variables for torch's agent, each with a pattern of the values that have an effect."""
-_USED = ("is_host", "join_timeout", "timeout", "last_call_timeout", "store_type")
+JOIN_TIMEOUTS = ("join_timeout", "timeout")
+"""Settings of `--rdzv-conf` that limit the wait for other nodes. The first overrides the second."""
+_USED = ("is_host", *JOIN_TIMEOUTS, "last_call_timeout", "store_type")
 
 
 class Here(NamedTuple):
@@ -64,26 +66,26 @@ def flag_messages(flags: Flags) -> list[str]:
             raise UsageError(f"{flag.name}: {flag.why}")
     if flags.no_python and flags.module and not flags.run_path:
         raise UsageError("--no-python and --module can't be combined")
-    static = flags.rdzv_backend == "static" and not _chooses_endpoint(flags)
+    static = flags.rdzv_backend == "static" and not chooses_endpoint(flags)
     unused = [
         f"{flags.named(flag.field)} has no effect: {flag.why}"
         for flag in given
-        if flag.here == "no effect" or (flag.here == "used, or no effect" and static)
         if not (flag.field == "rdzv_conf" and _has_only_timeouts(flags))
+        if flag.here == "no effect" or (flag.here == "used, or no effect" and static)
     ]
     unknown = [name for name, known in _signals(flags).items() if name and not known]
     return [*unused, *(f"--signals-to-handle: ignoring {name}, which can't be handled" for name in unknown)]
 
 
 def _has_only_timeouts(flags: Flags) -> bool:
-    """Check whether --rdzv-conf contains only join timeouts, for several nodes."""
-    return flags.nodes[1] > 1 and {*flags.conf} <= {"timeout", "join_timeout"}
+    """Check whether --rdzv-conf contains only join timeouts, for several nodes. Raises `UsageError`."""
+    return {*flags.conf} <= {*JOIN_TIMEOUTS} and flags.nodes[1] > 1
 
 
 def job_of(flags: Flags, here: Here) -> job.JobSpec:
     """Return this node's job. Other nodes may have their own launchers."""
     fewest, most = flags.nodes
-    chosen = _chooses_endpoint(flags)
+    chosen = chooses_endpoint(flags)
     host, port = flags.endpoint
     procs = procs_of(flags, here)
     args = (flags.script, *flags.args) if flags.run_path else flags.args
@@ -171,7 +173,7 @@ def _logs(flags: Flags, here: Here) -> job.Logs:
 # Endpoints of ranks and launchers
 
 
-def _chooses_endpoint(flags: Flags) -> bool:
+def chooses_endpoint(flags: Flags) -> bool:
     """Check whether torch chooses the endpoint, as on one node without a static endpoint.
 
     The c10d endpoint is the agents' store, which the ranks of a single node never use.
@@ -219,7 +221,7 @@ def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gatheri
         hosts=(host,),
         ports=(port,),
         serves=serves,
-        wait_s=_seconds(flags, ("join_timeout", "timeout"), Gathering._field_defaults["wait_s"]),
+        wait_s=_seconds(flags, JOIN_TIMEOUTS, Gathering._field_defaults["wait_s"]),
         last_call_s=_seconds(flags, ("last_call_timeout",), Gathering._field_defaults["last_call_s"]),
         ordered=not c10d,
         unreached=f"check that {runs}, and that no firewall blocks the port",

@@ -17,7 +17,13 @@ from distlaunch.job.spec import JobSpec, TorchrunLogs
 from tests.unit.samples import bounded
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "torchrun.md"
-VALUES = {"start_method": "fork", "numa_binding": "socket", "redirects": "1", "tee": "0:1,12:3"}
+VALUES = {
+    "rdzv_conf": "a=b",
+    "start_method": "fork",
+    "numa_binding": "socket",
+    "redirects": "1",
+    "tee": "0:1,12:3",
+}
 VALUED = [flag for flag in FLAGS if flag.kind is not bool]
 
 
@@ -230,6 +236,7 @@ BAD_LINES = [
     ("--nproc-per-node=xpu", "--nproc-per-node xpu: can't count XPUs; pass a number"),
     ("--print-completion=bash", "--print-completion: only torchrun itself prints a completion script"),
     ("--standalone --nnodes=2:3", f"--standalone is for one node, but --nnodes is 2:3: {INSTEAD} instead"),
+    ("--rdzv-backend=c10d --rdzv-conf=a=1,b", "--rdzv-conf: expected key=value,…, got 'a=1,b'"),
     ("--no-python --module", "--no-python and --module can't be combined"),
     ("--lr=0.1", f"torchrun has no flag --lr {OWN_FLAG}"),
     *((letters, f"torchrun has no flag -x {OWN_FLAG}") for letters in ("-x", "-mx")),
