@@ -27,6 +27,7 @@ _MODULES = ("torch.distributed.run", "torch.distributed.launch", "distlaunch.tor
 _USE_ENV = ("--use-env", "--use_env")
 """Spellings of a flag that only torch.distributed.launch accepts."""
 _RENDEZVOUS_FLAG = r"--?(rdzv|nnodes|standalone|node[-_]r|local[-_]a|master|machine_rank|num_mach|main_pro)"
+_IN_ENVIRONMENT = r"\b(uv|poetry|pdm|pipenv|hatch|rye|pixi|conda|(micro)?mamba) run\b"
 _SYNTAX = "();<>|&\n"
 _OPERATOR = rf"#|\d?[{_SYNTAX}]+"
 _QUOTED = r"""(?s)'[^']*'|"(?:\\.|[^"\\])*"|\\."""
@@ -122,6 +123,8 @@ def cut_line(words: Sequence[str], at: int | None) -> Line | None:
         what = "only a shell can run a command in parentheses: replace"
         raise UsageError(f"{what} $(…) with its output, and <(…) with a file that contains its output")
     hint = _BEFORE if any(isinstance(word, _Operator) for word in words[:at]) else _STARTS_ALL
+    if re.search(_IN_ENVIRONMENT, " ".join(words[:at])):
+        hint += "; set python to the environment's interpreter, such as .venv/bin/python"
     if any(word.startswith("--container-") for word in words[:at]):
         hint += ", and `container` names the image and its mounts"
     parts = ((words[:at], hint), (words[end:], _BEHIND))

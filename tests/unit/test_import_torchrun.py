@@ -108,6 +108,8 @@ COMMENTED = {
     f"torchrun --nnodes 2 {AT_A} --rdzv-conf join_timeout=9 x.py": "join_timeout=9: set timeouts.join",
     f"torchrun --nnodes 2 {AT_A} --rdzv-conf last_call_timeout=1 x.py": "last_call_timeout=1 has no effect",
     "srun torchrun --local-addr=a x.py": "left out: --local-addr: distlaunch",
+    "uv run torchrun x.py": "the ranks of all nodes itself; set python to the environment's interpreter",
+    "srun conda run -n e torchrun x.py": "set python to the environment's interpreter",
     "torchrun --max-restarts 1 x.py": "limits the whole run",
     "torchrun --nnodes 1:2 x.py": "counts as a restart",
     "torchrun -t 3 x.py": "the run directory always keeps each rank's stdout",
