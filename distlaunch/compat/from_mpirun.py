@@ -40,16 +40,17 @@ def mpirun_draft(words: Sequence[str]) -> Draft:
         same = "otherwise, have one script choose by RANK"
         raise UsageError(f"`{more}`: remove everything from the colon on; {other}; {same}")
     draft, given, variables = Draft("the command line", typed), dict[str, str](), list[str]()
-    for name, value in _options(rest):
+    for option, value in _options(rest):
+        name = option.lstrip("-")
         part = _PARTS.get(name)
         if hint := _flaw(part, value, given, typed):
-            raise UsageError(f"-{name} {value}: {hint}")
+            raise UsageError(f"{option} {value}: {hint}")
         if part:
             given[part] = value
         elif name in ("x", "genv", "env"):
             variables.append(value)
         else:
-            draft.note(f"left out: -{name} {value}".rstrip())
+            draft.note(f"left out: {option} {value}".rstrip())
     if line is None or not rest:
         raise UsageError("expected mpirun or mpiexec, its options, and a program (-- ends the options)")
     draft.note("relative paths are relative to this file", _RANK, *line.notes)
@@ -75,15 +76,16 @@ def _flaw(part: str | None, value: str, given: Mapping[str, str], typed: bool) -
 
 
 def _options(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Remove the options from the beginning of `words`, and yield (name, value) of each; "" = no value."""
+    """Remove the options from the beginning of `words`, and yield (option, value) of each; "" = no value."""
     while words and words[0].startswith("-"):
-        name, _, value = words.pop(0).lstrip("-").partition("=")
+        option, _, value = words.pop(0).partition("=")
+        name = option.lstrip("-")
         if not name:
             return  # the program comes after --
         none = value or re.fullmatch(_FLAGS, name) or re.match("-|python", "".join(words[:1]))
         count = 0 if none else 1 + (name in _PAIRS and "=" not in "".join(words[:1]))
         values, words[:count] = words[:count], []
-        yield name, value or "=".join(values)
+        yield option, value or "=".join(values)
 
 
 def _add_nodes(draft: Draft, given: Mapping[str, str]) -> None:
