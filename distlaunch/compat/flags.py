@@ -284,8 +284,10 @@ def _from_environment(environ: Mapping[str, str], given: Mapping[str, Any]) -> d
         text = environ.get(flag.variable)
         if text is None or flag.field in given:
             continue
-        on = text.strip().lower() not in ("", "0", "false")
-        found[flag.field] = on if flag.kind is bool else _convert(flag, text, flag.variable)
+        if flag.kind is not bool:
+            found[flag.field] = _convert(flag, text, flag.variable)
+        elif text.strip().lower() not in ("", "0", "false"):
+            found[flag.field] = True
     return found
 
 

@@ -143,7 +143,7 @@ def test_the_command_line_overrides_variables() -> None:
 
 def test_a_switch_is_off_with_0_and_on_with_1() -> None:
     for text in ("0", "", "false", "False"):
-        assert not parsed("s.py", PET_MODULE=text).module
+        assert parsed("s.py", PET_MODULE=text) == Flags(script="s.py")
     assert parsed("s.py", PET_MODULE="1", PET_STANDALONE="true").standalone
 
 
