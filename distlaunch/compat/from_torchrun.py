@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from distlaunch.compat.draft import Draft
 from distlaunch.compat.flags import FLAG, FLAGS, Flags, parse_flags
-from distlaunch.compat.torchrun_job import JOIN_TIMEOUTS, argument, chooses_endpoint, flag_messages
+from distlaunch.compat.torchrun_job import FILLED, JOIN_TIMEOUTS, argument, chooses_endpoint, flag_messages
 from distlaunch.contract import RESERVED
 from distlaunch.errors import UsageError
 from distlaunch.job.document import Data
@@ -122,14 +122,26 @@ def cut_line(words: Sequence[str], at: int | None) -> Line | None:
     if "(" in "".join(words[end : end + 1]):
         what = "only a shell can run a command in parentheses: replace"
         raise UsageError(f"{what} $(…) with its output, and <(…) with a file that contains its output")
-    hint = _BEFORE if any(isinstance(word, _Operator) for word in words[:at]) else _STARTS_ALL
+    before = _left_out(words[:at])
+    hint = _BEFORE if any(isinstance(word, _Operator) for word in before) else _STARTS_ALL
     if re.search(_IN_ENVIRONMENT, " ".join(words[:at])):
         hint += "; set python to the environment's interpreter, such as .venv/bin/python"
     if any(word.startswith("--container-") for word in words[:at]):
         hint += ", and `container` names the image and its mounts"
-    parts = ((words[:at], hint), (words[end:], _BEHIND))
-    notes = [f"left out: `{_joined(part)}`: {why}" for part, why in parts if not all(map(is_variable, part))]
+    parts = ((before, hint), (words[end:], _BEHIND))
+    notes = [f"left out: `{_joined(part)}`: {why}" for part, why in parts if part]
     return Line(words[:at], words[at:end], notes)
+
+
+def _left_out(words: Sequence[str]) -> list[str]:
+    """Return words before a launcher without the assignments that begin a command, which become `env`."""
+    kept: list[str] = []
+    for word, after in zip(words, [*words[1:], ""], strict=False):
+        sets = is_variable(word) or (word in ("export", "env") and is_variable(after))
+        begins = not kept or isinstance(kept[-1], _Operator)
+        if not (begins and (sets or not word.strip(";&\n"))):
+            kept.append(word)
+    return kept
 
 
 def _joined(words: Sequence[str]) -> str:
@@ -240,7 +252,8 @@ def _unexpanded(line: Line, flags: Flags, typed: bool, hosts_known: bool) -> Ite
         raise UsageError(f"{flags.script}: {hint}: {NO_SHELL}")
     env = [f"{name}={text}" for name, text in line.env.items() if not name.startswith("PET_")]
     paths = (path for path in (line.python, flags.script) if re.search(_EXPANDED, path.lstrip("~")))
-    kept = [*paths, *(w for w in (*flags.args, *env) if re.search(_EXPANDED, w.replace("${local_rank}", "")))]
+    args = (arg for arg in flags.args if re.search(_EXPANDED, FILLED.sub("", arg)))
+    kept = [*paths, *args, *(setting for setting in env if re.search(_EXPANDED, setting))]
     if typed and kept:
         hint = "job files don't expand variables or patterns, and expand ~ only in paths such as script"
         yield f"kept as written: {' '.join(dict.fromkeys(kept))}: {hint}"
@@ -250,7 +263,7 @@ def _remarks(flags: Flags) -> Iterator[str]:
     """Yield comments on flags that have no key in job files."""
     for flag in FLAGS:
         if flag.in_file and flag.field in flags.given:
-            yield f"{flag.name} {flag.in_file}"
+            yield f"{flags.named(flag.field)} {flag.in_file}"
     if flags.logs_specs is not None:
         yield f"--logs-specs {flags.logs_specs} has no equivalent: it is {FLAG['logs_specs'].why}"
     if {"redirects", "tee"} & flags.given:

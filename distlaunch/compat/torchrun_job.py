@@ -15,6 +15,8 @@ from distlaunch.transports.gathering import Arrival, Gathering
 from distlaunch.wording import counted
 
 _UNHANDLED = ("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU")
+FILLED = re.compile(r"\$(?:(\$)|local_rank\b|\{local_rank\})")
+"""What torchrun replaces in an argument."""
 _RUN_PATH = "import runpy,sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 _OF_TORCH = {
@@ -124,7 +126,7 @@ def job_of(flags: Flags, here: Here) -> job.JobSpec:
 
 def argument(word: str) -> str:
     """Return an argument as written in a job file. torch fills in `${local_rank}`, and turns `$$` to `$`."""
-    text = re.sub(r"\$(?:(\$)|local_rank\b|\{local_rank\})", lambda found: found[1] or "\0", word)
+    text = FILLED.sub(lambda found: found[1] or "\0", word)
     return literal(text).replace("\0", "{local_rank}")
 
 

@@ -105,7 +105,7 @@ slurm:
    extra: [--mail-type=END, -k]}}""",
         [
             "left out: lines 11, 12: distlaunch finds the hosts and sets up the rendezvous",
-            "line 17: left out: `'HF_HOME=/data/h f' srun -l --cpu-bind=none`: `distlaunch run` starts",
+            "line 17: left out: `srun -l --cpu-bind=none`: `distlaunch run` starts",
             "line 17: left out: `2>&1 | tee log`: write it after `distlaunch run` or `distlaunch submit",
             "kept as written: $x runs/$SLURM_JOB_ID: job files don't expand variables",
         ],

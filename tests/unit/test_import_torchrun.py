@@ -108,6 +108,8 @@ COMMENTED = {
     f"torchrun --nnodes 2 {AT_A} --rdzv-conf join_timeout=9 x.py": "join_timeout=9: set timeouts.join",
     f"torchrun --nnodes 2 {AT_A} --rdzv-conf last_call_timeout=1 x.py": "last_call_timeout=1 has no effect",
     "srun torchrun --local-addr=a x.py": "left out: --local-addr: distlaunch",
+    "A='$$' torchrun x.py": "kept as written: A=$$",
+    "PET_RUN_PATH=1 torchrun x.py": "PET_RUN_PATH has no effect",
     "uv run torchrun x.py": "the ranks of all nodes itself; set python to the environment's interpreter",
     "srun conda run -n e torchrun x.py": "set python to the environment's interpreter",
     "torchrun --max-restarts 1 x.py": "limits the whole run",
@@ -132,7 +134,7 @@ def test_flags_without_an_equivalent_become_comments(command: str, words: str) -
 
 
 EXPANDED = ("data/*.pt", "a?", "[0-3].pt", "{1..3}", "x{a,b}", "~/x", "data=~/x", "$A", "${A}x", "`a`")
-AS_THEY_ARE = ("{rank}", "layers=[64,64]", "a~", "--data=~/x")
+AS_THEY_ARE = ("{rank}", "layers=[64,64]", "a~", "--data=~/x", "$$", "${local_rank}", "$local_rank")
 
 
 @pytest.mark.parametrize("word", [*EXPANDED, *AS_THEY_ARE])
@@ -140,7 +142,7 @@ def test_names_arguments_that_a_shell_would_have_expanded(word: str) -> None:
     draft = imported(f"torchrun x.py {word}")
     found = re.findall(r"(?m)^# kept as written: (\S+): job files don't expand", comments(draft))
     assert found == [each for each in EXPANDED if each == word]
-    assert keys_of(draft)["args"] == ["{{rank}}" if word == "{rank}" else word]
+    assert keys_of(draft)["args"] == [argument(word)]
 
 
 def test_a_number_before_a_redirection_is_an_argument_if_there_is_a_blank() -> None:
@@ -181,7 +183,7 @@ LEFT_OUT = [
     ("nohup torchrun x.py", "`nohup`: `distlaunch run` starts the ranks of all nodes"),
     ("srun -N 2 torchrun x.py", "`srun -N 2`: `distlaunch run` starts the ranks of all nodes"),
     ("me@host:~/x$ torchrun x.py", "`'me@host:~/x$'`: `distlaunch run` starts"),
-    ("cd 'a b' && torchrun x.py", "`cd 'a b' &&`: run it before `distlaunch run`"),
+    ("cd 'a b' && export PET_ROLE=default; torchrun x.py", "`cd 'a b' &&`: run it before `distlaunch run`"),
     ("yes | torchrun x.py", "`yes |`: run it before"),
 ]
 
