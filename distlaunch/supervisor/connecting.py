@@ -239,7 +239,7 @@ def reconnect_later(state: State, node: int, this: Retrying, now: float) -> Stat
         return state.with_node(node, given_up(this, this.failure))
     spread = 0.75 + 0.5 * state.chance_of(node, this.tries)
     wait_s = min(RECONNECT_MAX_S, RECONNECT_S * 2.0 ** min(this.tries - 1, 30)) * spread
-    state = state.with_node(node, this._replace(away=this.away or Away()))
+    state = state.with_node(node, this._replace(away=this.away or Away(new=True)))
     return state.with_timer(Timer.RETRY, now + wait_s, node)
 
 
@@ -260,7 +260,7 @@ def on_agent_up(event: AgentUp, state: State, now: float) -> Step:
         state = state.with_node(event.node, Reaping(event.facts, node.tries, node.away))
         return state, (Send(event.node, Reap(state.run_id)),)
     up = Up(event.facts, asked=node.asked, held=node.held, code=node.code)
-    return _admit(state, event.node, up, 1, now)
+    return _admit(state, event.node, up, 1, True, now)
 
 
 def on_reaped(event: Reaped, state: State, now: float) -> Step:
@@ -270,11 +270,11 @@ def on_reaped(event: Reaped, state: State, now: float) -> Step:
         return state, ()
     state = state.without_timers(Timer.FENCE, node=event.node)
     up = Up(node.facts, unfit=node.away.unfit)
-    return _admit(state, event.node, up, node.tries, now)
+    return _admit(state, event.node, up, node.tries, node.away.new, now)
 
 
-def _admit(state: State, node: int, up: Up, tries: int, now: float) -> Step:
-    """Use a node whose agent is ready, or drop it if it can't take part.
+def _admit(state: State, node: int, up: Up, tries: int, new: bool, now: float) -> Step:
+    """Use a node whose agent is ready, or drop it if it can't take part. `new` is as in `NodeBack`.
 
     `NodeBack` follows unless the job is still connecting its first nodes.
     """
@@ -286,7 +286,7 @@ def _admit(state: State, node: int, up: Up, tries: int, now: float) -> Step:
         return state.with_node(node, up._replace(unfit=why)), _misfit_message(state, node, why)
     if why:
         return _drop(state, node, why, tries, now)
-    return state.with_node(node, up._replace(unfit="")), (NodeBack(node),)
+    return state.with_node(node, up._replace(unfit="")), (NodeBack(node, new),)
 
 
 def _misfit_message(state: State, node: int, why: str) -> tuple[ShowMessage, ...]:
@@ -392,7 +392,7 @@ def _with_retries(state: State, now: float) -> State:
     """Return `state` with further attempts to connect the nodes that the job starts without."""
     for index, node in enumerate(state.nodes):
         if isinstance(node, Unusable) and node.failure and node.failure.may_pass:
-            state = state.with_node(index, Retrying(2, node.failure, Away()))
+            state = state.with_node(index, Retrying(2, node.failure, Away(new=True)))
             state = state.with_timer(Timer.RETRY, now + RECONNECT_MAX_S, index)
     return state
 

@@ -96,9 +96,10 @@ class Planned(Frozen):
 
 
 class NodeBack(Frozen):
-    """A node has connected, or has returned, and can be used."""
+    """A node has connected and can be used. `new` is set if it had never been connected before."""
 
     node: int
+    new: bool
 
 
 class NodeLeaving(Frozen):

@@ -42,11 +42,13 @@ ASKED = ()
 class Away(Frozen):
     """A node that the job continues without. It is `occupied` while workers may still run there.
 
-    `unfit` is the reason why the node could not take part when it was last connected.
+    `unfit` is the reason why the node could not take part when it was last connected. `new` is set if it has
+    never been connected.
     """
 
     occupied: bool = False
     unfit: str = ""
+    new: bool = False
 
 
 class Code(Frozen):

@@ -176,7 +176,7 @@ def _growth_failed(state: State, cause: Cause, now: float) -> Step:
 
 def node_back(found: NodeBack, state: State, now: float) -> Step:
     """Use a node that has connected: now, at the next restart, or not at all. The decider of `NodeBack`."""
-    back = f"{state.label(found.node)} is back"
+    back = f"{state.label(found.node)} {'joined' if found.new else 'is back'}"
     if state.phase is Phase.RESTARTING:
         return state, (ShowMessage("info", back),) if state.wait_told else ()
     complete = len(state.members) >= len(state.spec.nodes) or found.node in state.members
@@ -190,7 +190,7 @@ def node_back(found: NodeBack, state: State, now: float) -> Step:
     if state.spec.membership.grow == "now" and not ending:
         cause = Cause(back, Exit.OK, now, node=found.node)
         return state, (StartAgain(Why.GROWTH, cause, "restarting to include it"),)
-    return state, (ShowMessage("info", f"{back}; it rejoins at the next restart"),)
+    return state, (ShowMessage("info", f"{back}; it takes part from the next restart"),)
 
 
 def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Step:

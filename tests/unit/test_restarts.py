@@ -663,7 +663,7 @@ def test_a_node_that_returned_rejoins_at_the_next_restart_and_routes_are_found_a
     assert job.interfaces == [None]
     actions = job.come_back(1)
     assert wanted(actions) == [Connect(1), Reap(1)]
-    assert texts(actions) == ["b is back; it rejoins at the next restart"]
+    assert texts(actions) == ["b is back; it takes part from the next restart"]
     job.restart()
     assert (job.state.members, job.interfaces) == ((0, 1), ["eth0", "eth1"])
     assert job.state.restart_count == 2
@@ -725,7 +725,7 @@ def test_a_node_that_returns_with_a_flaw_is_left_out_whatever_causes_restarts(fl
 def test_grow_now_does_not_restart_ranks_that_are_finishing() -> None:
     job = without_b("elastic: {grow: now}")
     job.feed(exited(0, 0, 0, job.now))
-    assert texts(job.come_back(1)) == ["b is back; it rejoins at the next restart"]
+    assert texts(job.come_back(1)) == ["b is back; it takes part from the next restart"]
     assert (job.state.phase, job.state.members) == (Phase.RUNNING, (0, 2))
 
 
@@ -776,7 +776,7 @@ def test_starts_without_nodes_that_it_does_not_need_and_retries_none_with_wrong_
     assert texts(actions)[-1] == "starting on 1 node, without b"
     assert wanted(actions) == [HoldPort(0, None), StartWorkers(0)]
     if kind is Kind.UNREACHABLE:
-        assert texts(job.come_back(1)) == ["b is back; it rejoins at the next restart"]
+        assert texts(job.come_back(1)) == ["b joined; it takes part from the next restart"]
     else:
         assert isinstance(job.state.nodes[1], Unusable)
         assert job.wait(100.0) == []
