@@ -73,8 +73,8 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
     After some checks on this machine, create the run directory, begin to open the links, and list the run for
     other commands. Nodes with their own launchers have joined, or will join, through the `listener`.
 
-    Raises `DistlaunchError` if the run directory can't be created, notifications can't be sent, or a
-    transport can't be started.
+    Raises `DistlaunchError` if the run directory can't be created, notifications can't be sent, metrics
+    would replace another file, or a transport can't be started.
     """
     check_allocation(spec)
     os.getcwd()  # it is listed with the run; if it no longer exists, fail before there is a run directory
@@ -83,6 +83,7 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
 
         spec = under_mpirun(spec, sys.executable)
     _check_notify(spec)
+    _check_metrics(spec)
     _check_master(spec)
     began = time.monotonic()
     with suppress(OSError):  # it may exist only on the nodes
@@ -162,6 +163,15 @@ def _check_notify(spec: JobSpec) -> None:
 
         if wrong := start_error(spec.notify.command[0]):
             raise spec.error("notify.command[0]", wrong)
+
+
+def _check_metrics(spec: JobSpec) -> None:
+    if spec.metrics:
+        from distlaunch.observers.metrics import is_foreign  # few jobs write metrics
+
+        if is_foreign(spec.metrics):
+            text = f"{spec.metrics} already exists and isn't a metrics file that distlaunch wrote"
+            raise spec.error("metrics.file", f"{text}; specify another file, or delete this one")
 
 
 def _check_master(spec: JobSpec) -> None:

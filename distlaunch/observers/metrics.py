@@ -31,6 +31,8 @@ _OF_RUN = (
     ("exit_status", "The run's exit status.", "exit_status"),
 )
 """The name and help of each metric, and the field of `Status` that contains its value."""
+_BEGIN = "# HELP distlaunch_"
+"""The beginning of a metrics file."""
 EVERY_S = 5.0
 """Minimum seconds between two writes caused by output or measurements."""
 
@@ -102,7 +104,7 @@ class Metrics(Observer):
     def _lines(self) -> Iterator[str]:
         labels = f'job="{_quoted(self._status.job)}",run="{_quoted(self._status.run)}"'
         for name, says, values in self._gauges():
-            yield f"# HELP distlaunch_{name} {says}\n# TYPE distlaunch_{name} gauge\n"
+            yield f"{_BEGIN}{name} {says}\n# TYPE distlaunch_{name} gauge\n"
             for label, value in values.items():
                 yield f"distlaunch_{name}{{{labels}{label}}} {value:.15g}\n"
 
@@ -122,6 +124,16 @@ class Metrics(Observer):
                 yield name, says, _by_rank(known)
         heard = {rank: round(at, 3) for rank, at in self._heard.items()}
         yield "rank_last_output_timestamp_seconds", "Unix time of the rank's last output.", _by_rank(heard)
+
+
+def is_foreign(path: str) -> bool:
+    """Return whether `path` is a file, other than an empty one, that may not contain a run's metrics."""
+    with contextlib.suppress(OSError):
+        if not os.path.isfile(path):
+            return False
+        with open(path, "rb") as file:
+            return file.read(len(_BEGIN)) not in (b"", _BEGIN.encode())
+    return True
 
 
 def _check_replaceable(path: str) -> None:

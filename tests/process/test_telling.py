@@ -160,6 +160,17 @@ def test_says_once_that_metrics_cannot_be_written(file: str, said: str, tmp_path
     assert (tmp_path / "pipe").is_fifo()
 
 
+@pytest.mark.parametrize(
+    ("content", "status"), [("import torch\n", 2), ("", 0), ("# HELP distlaunch_run_state 1 for it.\n", 0)]
+)
+def test_metrics_replace_only_those_of_an_earlier_run(content: str, status: int, tmp_path: Path) -> None:
+    job, file = write_job(tmp_path, "pass", "metrics: {file: job.prom}\n"), tmp_path / "job.prom"
+    file.write_text(content)
+    done = distlaunch("run", str(job), status=status)
+    assert (f"{job}:2:17: metrics.file: {file} already exists and isn't" in done.stderr) == bool(status)
+    assert (file.read_text() == content) == bool(status)
+
+
 def ranks_of(output: str) -> set[int]:
     """Of the lines of an epoch, as in `[0-2,5] epoch` or `[node0:3] epoch`."""
     parts = (part for tag in re.findall(r"(?m)^\[(?:node0:)?(.+)\] epoch", output) for part in tag.split(","))

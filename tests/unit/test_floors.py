@@ -227,7 +227,7 @@ RUNS = ("launch", "observers", "supervisor", "plan", "diagnosis", "transports")
 """What a run consists of once it has begun."""
 AT_ITS_START = {
     *("launch.collecting", "launch.controller", "launch.snapshot", "launch.start"),
-    *("observers.notifier", "check.findings"),
+    *("observers.metrics", "observers.notifier", "check.findings"),
     *("plan.other_launchers", "agent.gpus", "agent.sweep", "schedulers.queue"),
 }
 """Imported before the first worker starts, where they are needed at all."""
