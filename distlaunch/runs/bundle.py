@@ -18,7 +18,7 @@ from distlaunch.observers.run_directory import OUTPUT_INDEX, STATUS, fd_of
 from distlaunch.runs.html import page
 from distlaunch.runs.report import report_of
 from distlaunch.runs.run import Run
-from distlaunch.supervisor.status import status_of
+from distlaunch.supervisor.status import document_of, status_of
 
 PAGE = "report.html"
 SHORTEST = 6
@@ -127,8 +127,7 @@ def bundle_of(run: Run, environ: Mapping[str, str], anonymous: bool = False) -> 
             path.write_bytes(data)
         with suppress(OSError), open(fd_of(run.directory, OUTPUT_INDEX), "rb") as file:
             Path(directory, OUTPUT_INDEX).write_bytes(file.read())
-        now, status = run.status, status_of(json.loads(found[STATUS]))
-        status = status._replace(state=now.state, exit_status=now.exit_status, why=hide.text(now.why))
+        status = status_of(hide.document(document_of(run.status)))
         report = report_of(run._replace(directory=directory, status=status))
         report.explanation = report.explanation._replace(differs={})  # from another run's files
         shown = page(report)
@@ -149,7 +148,7 @@ def _names(directory: str, endings: tuple[str, ...]) -> list[str]:
 def _documents(directory: str, name: str) -> Iterator[Any]:
     """Read the JSON document in a file, or the documents in its lines."""
     with suppress(OSError), open(fd_of(directory, name), "rb") as file:
-        data = file.read()
+        data = file.readline() if name == STATUS else file.read()  # an earlier, longer status may follow
         for piece in data.split(b"\n") if name.endswith(".jsonl") else [data]:
             with suppress(ValueError, RecursionError):  # the last line may be incomplete
                 yield json.loads(piece)
