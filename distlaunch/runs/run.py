@@ -235,7 +235,14 @@ def find(word: str | None, alone: bool = False) -> Run:
         raise UsageError(f"no active runs of this directory; active elsewhere: {ids}; specify one by its ID")
     if run := going[0] if going else _latest(runs) or living(word or ""):
         return run
-    raise UsageError(nothing)
+    raise UsageError(_damaged(runs) or nothing)
+
+
+def _damaged(runs: Mapping[str, str]) -> str:
+    """Return the message about runs whose status can't be read; "" if they have no directory."""
+    found = (path for path in runs.values() if os.path.exists(os.path.join(path, EVENTS)))
+    text = "{}/{} is missing or damaged; what the run printed is in the other files there"
+    return next((text.format(path, STATUS) for path in found), "")
 
 
 def _unmatched(word: str) -> str:

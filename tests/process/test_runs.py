@@ -457,13 +457,15 @@ def test_the_replay_tool_shows_events_changes_and_differences(restarted: Path, t
     assert "none: No such file or directory\n" in completed([*replay, str(tmp_path / "none")], 2).stderr
 
 
-def test_a_directory_without_a_status_is_not_a_run(restarted: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_status_is_not_listed(restarted: Path, tmp_path: Path) -> None:
     shutil.copytree(restarted / "runs", tmp_path / "runs")
     (directory,) = (tmp_path / "runs").iterdir()
+    said = f"distlaunch: {directory}/status.json is missing or damaged; what the run printed"
     for text in ("", "nonsense", "{}", '{"controller": 3}'):
         (directory / "status.json").write_text(text)
         assert listed(tmp_path, "-a") == []
-        assert "not a run directory" in ran(tmp_path, "logs", str(directory)).stderr
+        for command, word in (("logs", str(directory)), ("why", "runs"), ("wait", directory.name)):
+            assert said in ran(tmp_path, command, word, status=2).stderr
 
 
 def damages(path: Path) -> Iterator[None]:
