@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.errors import Problem, UsageError, reason
+from distlaunch.errors import JobError, Problem, UsageError, reason
 from distlaunch.job.build import build_spec
 from distlaunch.job.document import (
     VERBATIM,
@@ -365,8 +365,11 @@ def _with_args(value: Value, extra_args: Sequence[str], of_node: bool = False) -
 
 def _hostfile(document: Value, around: Surroundings) -> tuple[HostEntry, ...] | None:
     """Return the entries of the job's hostfile; None = the job has no hostfile."""
-    named = word_at(document, "hostfile")
-    if not isinstance(named, str) or "\0" in named or home_error(named):
+    given, named = at(document, "hostfile"), word_at(document, "hostfile")
+    if given is None or not isinstance(named, str) or "\0" in named or home_error(named):
         return None  # missing, or a mistake that the check reports
     path = around.path(named)
-    return parse_hostfile(read_text(path), path)
+    try:
+        return parse_hostfile(read_text(path), path)
+    except UsageError as error:
+        raise JobError([given.place.problem("hostfile", str(error))]) from None

@@ -51,8 +51,11 @@ def test_refuses_a_tag_that_does_not_fit_its_value(load: Load, value: str) -> No
 
 
 def test_names_a_missing_file_and_a_directory(load: Load, tmp_path: Path) -> None:
-    with pytest.raises(DistlaunchError, match="nowhere: No such file or directory"):
+    missing = f"{tmp_path}/nowhere: No such file or directory"
+    with pytest.raises(JobError, match=f"yaml:2:11: hostfile: {missing}"):
         load("script: x\nhostfile: nowhere")
+    with pytest.raises(JobError, match=f"--set hostfile: {missing}"):
+        load("script: x", "hostfile=nowhere")
     with pytest.raises(UsageError, match=r"/none\.yaml: No such file or directory"):
         load_job(f"{tmp_path}/none.yaml")
     (tmp_path / "other.yml").touch()
