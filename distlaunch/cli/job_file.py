@@ -111,7 +111,7 @@ def load_document(
         per_node = [node.procs for node in _built(_overridden(document, "procs_per_node=null"), path).nodes]
         # None: the job doesn't set the node's number of ranks, so the node gets a share of the rest.
         share = (typed.ranks - sum(procs or 0 for procs in per_node)) // (per_node.count(None) or 1)
-        document = _overridden(document, f"procs_per_node={max(share, 1)}")
+        document = override(document, ["procs_per_node"], value_of(max(share, 1), Place("-n")))
         spec = _built(document, path)
         if (total := sum(node.procs or 0 for node in spec.nodes)) != typed.ranks:
             what = f"the job would have {total} ranks on {counted(len(spec.nodes), 'node')}"

@@ -213,7 +213,8 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
     procs = fact.procs or node.procs or gpus or node.cpu_procs or 1
     if procs > MAX_PROCS:
         text = f"{procs} workers on {node.label}: a node can have at most {MAX_PROCS}"
-        raise spec.error(node.path, f"{text}; use fewer, or more nodes")
+        keys = [key for key in (f"{node.path}.procs", "procs_per_node") if key in spec.places]
+        raise spec.error([*keys, node.path][0], f"{text}; use fewer, or more nodes")
     binding = spec.placement.binding
     if binding and binding.how == "listed" and len(binding.cpus) < procs:
         has = counted(procs, "worker")

@@ -143,10 +143,16 @@ def test_unknown_gpus_do_not_matter_where_workers_are_given(backend: str, gpus: 
 
 
 @pytest.mark.parametrize(
-    ("text", "gpus"), [("procs_per_node: 32769", 0), ("gpus_per_node: 32769", 0), ("", 32769)]
+    ("text", "gpus", "key"),
+    [
+        ("procs_per_node: 32769", 0, ":2:17: procs_per_node"),
+        ("procs_per_node: 1\nnodes: [{host: a, procs: 4097}]", 0, ":3:26: nodes[0].procs"),
+        ("gpus_per_node: 32769", 0, ":2:16: gpus_per_node"),
+        ("", 32769, ": nodes"),
+    ],
 )
-def test_refuses_more_workers_than_a_link_has_channels(text: str, gpus: int) -> None:
-    assert refusal(text, gpus)
+def test_refuses_more_workers_than_a_link_has_channels(text: str, gpus: int, key: str) -> None:
+    assert refusal(text, gpus).startswith(f"job.yaml{key}: ")
 
 
 def test_each_worker_of_a_node_needs_listed_cpus_if_any_has() -> None:
