@@ -236,7 +236,7 @@ def run_on(
         return status
     name = f"{ssh.user}@{ssh.host}" if ssh.user else ssh.host
     way = (name, ssh.options.config, ssh.port, ssh.options.words)
-    note_way(run, spec.name, spec.invocation.file, way)
+    note_way(run, spec.name, spec.invocation.file, way, spec.logs.directory)
     if detach:
         print_run(run)
         if sys.stderr.isatty():

@@ -199,7 +199,7 @@ def stop(context: typer.Context, which: Which = None, now: Now = False, as_json:
         if run.host and not run.status.state.over:  # only its directory is shared
             say(f"the controller of {run.id} is on {run.host}; stopping it over SSH")
             way = ways().get(run.id, {"way": (run.host, context.meta["ssh_config"])})["way"]
-            status = _run_there(context, which or "", run.directory, way)
+            status = note_end_seen("stop", run.id, _run_there(context, which or "", run.directory, way))
             if status == Exit.UNREACHABLE:
                 say(f"if {run.id} is still active, use `distlaunch stop {run.id}` on {run.host}")
             raise typer.Exit(status)

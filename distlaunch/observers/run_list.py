@@ -52,13 +52,16 @@ def note_begin(run: str, directory: str, host: str, queued: Ticket | None = None
     append(index_path(), {"run": run, "directory": directory, "host": host, "cwd": os.getcwd(), **ticket})
 
 
-def note_way(run: str, job: str, file: str, way: Sequence[Any]) -> None:
-    """Record how to reach the host that controls a run of a job: the arguments of `cli.remote.ssh_to`."""
-    append(index_path(), {"run": run, "job": job, "file": file, "way": way, "at": time.time()})
+def note_way(run: str, job: str, file: str, way: Sequence[Any], logs: str = "") -> None:
+    """Record how to reach the host that controls a run of a job: the arguments of `cli.remote.ssh_to`.
+
+    `logs` is the directory that contains the run's directory, perhaps only on that host.
+    """
+    append(index_path(), {"run": run, "job": job, "file": file, "way": way, "at": time.time(), "logs": logs})
 
 
 def ways(file: str = "") -> dict[str, Mapping[str, Any]]:
-    """Return the records of `note_way`, keyed by run ID: `job`, `file`, `way`, and the start time `at`.
+    """Return the records of `note_way`, keyed by run ID, with its arguments and the start time `at`.
 
     With `file`, include only runs of that job file.
     """

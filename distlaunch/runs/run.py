@@ -26,7 +26,15 @@ from distlaunch.observers.run_directory import (
     job_part,
     size_of,
 )
-from distlaunch.observers.run_list import is_stopped, listed, noted_ends, starts_in, starts_path, ways
+from distlaunch.observers.run_list import (
+    is_stopped,
+    listed,
+    note_end,
+    noted_ends,
+    starts_in,
+    starts_path,
+    ways,
+)
 from distlaunch.schedulers import title_of
 from distlaunch.supervisor.allocation_end import STATUS as CANCELLED_STATUS
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status, status_of
@@ -315,10 +323,13 @@ def elsewhere(word: str, alone: bool = False) -> tuple[str, Sequence[Any]] | Non
 
 
 def afar(known: Collection[str]) -> Iterator[Run]:
-    """Yield runs that other hosts control and that may be active."""
+    """Yield runs that other hosts control and that may be active. Note the end of those that aren't."""
     over = {*known, *noted_ends()}
     for run, each in ways().items():
-        if run not in over:
+        seen = run_in(os.path.join(str(each.get("logs", "")), run)) if run not in over else None
+        if seen and seen.status.state.over and seen.status.state is not RunState.LOST:  # the disk is shared
+            note_end(run)
+        elif run not in over:
             host, at = each["way"][0], each["at"]
             controller, where = ControllerProcess(host, 0), f"{host}: `distlaunch ps {run}` queries it"
             job = str(each.get("job") or _job_of(run))

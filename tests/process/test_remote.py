@@ -149,6 +149,8 @@ def test_a_run_that_another_host_controls_is_found_by_id_and_job_file(tmp_path: 
     for status in (143, 255):  # ssh itself exits with 255
         over = write_job(tmp_path, f"raise SystemExit({status})", ONE + keys)
         assert distlaunch("run", "--on", "alias", str(over), **around).returncode == status
+    run = distlaunch("run", "-d", "--on", "alias", str(job), **around).stdout.strip()
+    distlaunch("stop", f"{tmp_path}/there/logs/{run}", **around, status=0)  # as on a shared disk
     assert distlaunch("ps", "--json", **around).stdout == "[]\n"
 
 
