@@ -160,6 +160,15 @@ class Integer(Type):
         fits = type(number) is int and self.least <= number <= (self.most or number)
         return number if fits else REFUSED
 
+    def hint(self, value: Value, path: str) -> str:
+        """Return a correction that writes the number without quotes, or without a second equals sign."""
+        text = str(value.value) if isinstance(value, Scalar) and isinstance(value.value, str) else ""
+        found = re.fullmatch("=?([0-9]{1,9})", text)
+        if not found or self.read(Scalar(int(found[1]), value.place)) is REFUSED:
+            return ""
+        key = "" if value.place.typed else f"{path.rpartition('.')[2]}: "
+        return f"; write {key}{value.place.instead(text, found[1])}"
+
     def schema(self) -> Schema:
         """Return the JSON Schema."""
         most = {} if self.most is None else {"maximum": self.most}
@@ -410,6 +419,8 @@ class Either(Type):
 
     def hint(self, value: Value, path: str) -> str:
         """Return a correction for the most likely type."""
+        if self.number and isinstance(value, Scalar) and (hint := self.number.hint(value, path)):
+            return hint
         listed = isinstance(self.items, ListOf)
         if self.text and not (listed and isinstance(value, Entries)):
             return Type.hint(self.text, value, path)

@@ -23,6 +23,7 @@ PLAIN_MISTAKES = {
     "nodes: 'a, b'": '2:8: nodes: expected …, got "a, b"; write nodes: [a, b]',
     'args: --lr 0.1 "a b"': '2:7: args: expected a list, got …; write args: [--lr, 0.1, "\\"a", "b\\""]',
     "procs_per_node: 0": "2:17: procs_per_node: expected an integer ≥ 1, got 0",
+    "nodes: '2'": '2:8: nodes: expected …, got "2"; write nodes: 2',
     "nodes: true": "2:8: nodes: expected an integer from 1 to 4096 or a non-empty list, got true",
     "nodes: []": "2:8: nodes: expected a non-empty list, got an empty list",
     "env: {A-B: 1}": '2:7: env.A-B: expected a variable name, got "A-B"',

@@ -126,6 +126,7 @@ def test_refuses_null_for_a_required_key(problems: Problems) -> None:
 @pytest.mark.parametrize(
     ("override", "hint"),
     [
+        ("nodes==2", "--set nodes=2"),
         ("nodes=a,b", "--set 'nodes=[a, b]'"),
         ("nodes=gpu[1-2]", """--set 'nodes=["gpu[1-2]"]'"""),
         ("nodes=[gpu[1-2]]", """--set 'nodes=["gpu[1-2]"]'"""),
