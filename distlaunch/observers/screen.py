@@ -314,7 +314,7 @@ def _total_size(values: Iterable[int | None]) -> str:
 
 def _rule(wish: Wish, width: int) -> Text:
     name = "history" if wish.history else "all ranks" if wish.rank is None else f"rank {wish.rank}"
-    more = f", lines containing {wish.find!r}" if wish.find else ""
+    more = f", lines containing {wish.find!r}" if wish.find and not wish.history else ""
     more += f", {wish.back} lines back" if wish.back else ""
     title = f"── {name}{more} "
     return Text(title + "─" * max(0, width - len(title)), "dim")

@@ -164,7 +164,7 @@ def test_the_log_can_be_filtered_searched_and_scrolled() -> None:
 def test_the_history_shows_messages_and_attempts() -> None:
     watched = Watched(1, 2)
     watched.picture.message(ShowMessage("warning", "host2 was lost\nits agent died"), 61.0)
-    shown = watched.shown(history=True)
+    assert "── history ──" in (shown := watched.shown(history=True, find="zzz"))  # not filtered
     assert re.search(r"attempt 0: 2 ranks on 1 node\b", shown) and "61s  host2 was lost" in shown
 
 
