@@ -14,7 +14,7 @@ from distlaunch.here import cpu_count
 
 imports = typer.Typer(
     name="import",
-    help="Convert another launcher's command or file to a job file and print it. All commands accept --json.",
+    help="Print another launcher's command or file as a job file. Its subcommands accept --json.",
     no_args_is_help=True,
 )
 _WORDS = "The whole command, quoted, or its words after `--`; - reads it from standard input."
