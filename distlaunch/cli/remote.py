@@ -207,11 +207,11 @@ def _status(ssh: Ssh, status: int, began: bool) -> int:
         say(f"the SSH connection to {ssh.host} was lost, and the command may have been carried out; {see}")
         return Exit.UNREACHABLE
     if status == 255:
-        # ssh has printed the reason.
         plain = shlex.join(ssh.plain_argv)
         direct = plain.replace("ssh", "ssh -o BatchMode=yes -o ControlPath=none", 1)
-        what = f"the SSH connection to {ssh.host} failed; `{direct} true` must work without a prompt"
-        say(f"{what}: load your key with ssh-add, or check a new host's key once with `{plain}`")
+        what = f"the SSH connection to {ssh.host} failed for the reason that ssh gives above"
+        denied = f"`{direct} true` must work: if permission is denied, load your key with ssh-add"
+        say(f"{what}; {denied}; if the host's key is new, check it once with `{plain}`")
         return Exit.UNREACHABLE
     return 255 if status == WAS_255 else status if status >= 0 else 128 - status
 

@@ -68,9 +68,10 @@ def test_reports_a_host_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tells_of_a_failed_link(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(Ssh, "argv_for", lambda self, command: ["/bin/sh", "-c", "exit 255"])
     assert run_there(Ssh("gpu-a", "me"), Request(("--version",))) == 69
-    direct = "`ssh -o BatchMode=yes -o ControlPath=none -l me gpu-a true` must work without a prompt"
-    text = "load your key with ssh-add, or check a new host's key once with `ssh -l me gpu-a`\n"
-    assert capfd.readouterr().err == f"distlaunch: the SSH connection to gpu-a failed; {direct}: {text}"
+    direct = "`ssh -o BatchMode=yes -o ControlPath=none -l me gpu-a true` must work"
+    text = "load your key with ssh-add; if the host's key is new, check it once with `ssh -l me gpu-a`\n"
+    failed = "distlaunch: the SSH connection to gpu-a failed for the reason that ssh gives above"
+    assert capfd.readouterr().err == f"{failed}; {direct}: if permission is denied, {text}"
 
 
 LOST = '(read -r line; eval "$line"); exit 255'
