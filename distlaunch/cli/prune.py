@@ -52,7 +52,7 @@ def _old_runs(before: float, places: Sequence[str]) -> Iterator[Run]:
     damaged = []
     for directory in (dict(scanned(places)) if places else directories()).values():
         with contextlib.suppress(OSError):  # another `prune` may be deleting it
-            if os.stat(directory).st_uid != os.getuid():
+            if os.path.islink(directory) or os.stat(directory).st_uid != os.getuid():
                 continue
             if (run := run_in(directory)) is None:
                 damaged.append(directory)

@@ -733,15 +733,21 @@ def test_prune_deletes_old_runs_that_are_over_here_or_elsewhere(tmp_path: Path, 
 def test_prune_accepts_that_another_one_deletes_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """A run moved elsewhere, with a link in its place, is kept."""
+
     def overtaken(path: str) -> None:
         rmtree(path)
         rmtree(path)
 
     (tmp_path / "job.yaml").write_text(NOTHING)
     ran(tmp_path, "run", "job.yaml", status=0)
+    (run,) = (tmp_path / "runs").iterdir()
+    shutil.copytree(run, kept := tmp_path / "kept")
+    run.with_name("job-20260101-120000-0a1b2c3d").symlink_to(kept)
     rmtree, _ = shutil.rmtree, monkeypatch.setattr(shutil, "rmtree", overtaken)
     assert run_app(["prune", str(tmp_path), "--older", "0s"]) == 0
     assert "deleted 1 run" in capfd.readouterr().err
+    assert [*kept.iterdir()]
 
 
 @pytest.mark.parametrize(("command", "lose"), [("wait", os.rename), ("attach", shutil.rmtree)])
