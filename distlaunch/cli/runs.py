@@ -21,7 +21,7 @@ from distlaunch.observers.console import escape
 from distlaunch.observers.run_list import note_end_seen, noted_ends, ways
 from distlaunch.observers.terminal import Terminal
 from distlaunch.runs.following import attend, follow, interrupt, outlast, over
-from distlaunch.runs.run import Run, directories, elsewhere, find, when
+from distlaunch.runs.run import Run, directories, elsewhere, find, is_foreign, run_directories, when
 from distlaunch.runs.submissions import Submission, cancel, listing, runs_of, submission, submission_of
 from distlaunch.signals import Interrupts, Signals
 from distlaunch.supervisor.status import RunState, document_of
@@ -90,6 +90,8 @@ def ps(places: Places = None, ended: Ended = False, most: Most = None, as_json: 
         print_text(_table(found))
     else:
         say("no runs" if ended else "no active runs; add -a to list ended runs, too")
+        for directory in [*filter(is_foreign, run_directories(places or ()))][:1]:
+            say(f"{directory} belongs to another user: you can read and stop only your own runs")
 
 
 def _table(found: Sequence[Run]) -> str:

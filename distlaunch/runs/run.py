@@ -221,9 +221,7 @@ def find(word: str | None, alone: bool = False) -> Run:
         which = "of this directory"
         nothing = f"no runs below the current directory or started from it; specify one ({_LIST})"
     elif os.path.isdir(word) or (os.sep in word and not (word.endswith(JOB_FILES) or _of_name(word, known))):
-        if os.path.isdir(word) and os.stat(word).st_uid != os.geteuid():
-            hint = "you can read and stop only your own runs; specify one by its ID or directory"
-            raise UsageError(f"{word} belongs to another user: {hint}")
+        _check_own(word)
         if found := run_in(os.path.abspath(word)):
             return found
         runs, which = dict(scanned([word])), f"in {word}"
@@ -243,14 +241,30 @@ def find(word: str | None, alone: bool = False) -> Run:
         raise UsageError(f"no active runs of this directory; active elsewhere: {ids}; specify one by its ID")
     if run := going[0] if going else _latest(runs) or living(word or ""):
         return run
-    raise UsageError(_damaged(runs) or nothing)
+    _check_readable(runs)
+    raise UsageError(nothing)
 
 
-def _damaged(runs: Mapping[str, str]) -> str:
-    """Return the message about runs whose status can't be read; "" if they have no directory."""
-    found = (path for path in runs.values() if os.path.exists(os.path.join(path, EVENTS)))
-    text = "{}/{} is missing or damaged; what the run printed is in the other files there"
-    return next((text.format(path, STATUS) for path in found), "")
+def _check_own(directory: str) -> None:
+    if is_foreign(directory):
+        hint = "you can read and stop only your own runs; specify one by its ID or directory"
+        raise UsageError(f"{directory} belongs to another user: {hint}")
+
+
+def is_foreign(path: str) -> bool:
+    """Return whether a path is a directory of another user."""
+    with contextlib.suppress(OSError):
+        return os.path.isdir(path) and os.stat(path).st_uid != os.geteuid()
+    return False
+
+
+def _check_readable(runs: Mapping[str, str]) -> None:
+    """Raise `UsageError` if one of the runs has a directory; its status can't be read."""
+    for directory in runs.values():
+        if os.path.exists(os.path.join(directory, EVENTS)):
+            _check_own(directory)
+            text = f"{directory}/{STATUS} is missing or damaged"
+            raise UsageError(f"{text}; what the run printed is in the other files there")
 
 
 def _unmatched(word: str) -> str:
@@ -386,12 +400,18 @@ def check_directory(place: str) -> None:
 
 
 def scanned(places: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield (ID, directory) of each run: the given directories, those in them, and those in their `runs`."""
+    """Yield (ID, directory) of each run in the `run_directories`."""
+    for directory in run_directories(places):
+        if os.path.exists(os.path.join(directory, EVENTS)):
+            yield os.path.basename(directory), directory
+
+
+def run_directories(places: Iterable[str]) -> Iterator[str]:
+    """Yield what may be run directories: of `places`, those in them, and those in their `runs`."""
     for place in map(os.path.abspath, places):
         for directory in (place, *_inside(place), *_inside(os.path.join(place, LOGS))):
-            name = os.path.basename(directory)
-            if _ID.fullmatch(name) and os.path.exists(os.path.join(directory, EVENTS)):
-                yield name, directory
+            if _ID.fullmatch(os.path.basename(directory)):
+                yield directory
 
 
 def _inside(directory: str) -> list[str]:

@@ -834,8 +834,8 @@ def test_trusts_no_run_directory_or_list_of_another_user(tmp_path: Path, known_r
     (directory,) = (tmp_path / "runs").iterdir()
     for path in (directory, *directory.iterdir()):
         os.chown(path, 4711, 4711)
-    for command in ("stop", "logs"):
-        assert f"{directory} belongs to another user" in distlaunch(command, str(directory)).stderr
+    for command, place in ("stop", directory), ("logs", directory), ("logs", tmp_path), ("ps", tmp_path):
+        assert f"{directory} belongs to another user" in distlaunch(command, str(place)).stderr
     assert directory.name not in distlaunch("ps", "-a", str(tmp_path / "runs")).stdout
     shutil.rmtree(directory)
     known_runs.chmod(0o666)
