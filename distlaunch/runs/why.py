@@ -46,7 +46,7 @@ _STATES = {"R": "running", "S": "sleeping", "D": "blocked in the kernel", "T": "
 """Descriptions of the kernel's letters for process states."""
 _UNCOMPARED = re.compile(
     r"invocation\.(?!script)|nodes\.(path|reach\.job)|places\.|logs\.|placeholders|restarts_before"
-    r"|allocation\.|rendezvous\.job_id|tree\.(?!digest|commit|environment)"
+    r"|allocation\.|rendezvous\.job_id|tree\.(?!digest|commit|environment)|spares\.(?!label)"
 )
 """Settings that differ from run to run without changing the job."""
 _RUN_IN_PATH = re.compile(r"(?<=/runs/)[^/]+-\d{8}-\d{6}-[0-9a-f]{8}")
@@ -476,22 +476,25 @@ def _past(directory: str, *observers: Observer) -> _Past:
 def _settings(first: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run by key, from the first line of its events."""
     spec = {**first.get("spec", {})}
-    pairs = chain(_of_nodes(spec.pop("nodes", [])), _flat(spec, ""))
+    spec["membership"] = {**spec.get("membership", {})}
+    spares = _of_nodes(spec["membership"].pop("spares", []), "spares")
+    pairs = chain(_of_nodes(spec.pop("nodes", []), "nodes"), spares, _flat(spec, ""))
     found = {_key(name): value for name, value in pairs if not _UNCOMPARED.match(name)}
     paths = {key: _RUN_IN_PATH.sub("RUN", value) for key, value in found.items() if isinstance(value, str)}
     return {**found, **paths}
 
 
-def _of_nodes(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+def _of_nodes(nodes: Sequence[Mapping[str, Any]], key: str) -> Iterator[tuple[str, Any]]:
     """Yield each setting of the nodes once: one value if they share it, else the values in order."""
-    flat = [dict(_flat(node, "nodes")) for node in nodes]
+    flat = [dict(_flat(node, key)) for node in nodes]
     for name in dict.fromkeys(chain(*flat)):
         values = [each.get(name, "unset") for each in flat]
         yield name, values[0] if values == values[:1] * len(values) else tuple(map(str, values))
 
 
 _KEYS = (
-    (r"^nodes\.label$", "nodes"),
+    (r"^(nodes|spares)\.label$", r"\1"),
+    (r"^membership\.", ""),
     (r"^nodes\.(procs|gpus)$", r"\1_per_node"),
     (r"^program\.words$", "program"),
     (r"^sections\.", ""),

@@ -84,9 +84,9 @@ def test_explains_a_failed_run(name: str, tmp_path: Path) -> None:
 
 
 def test_names_what_has_changed_since_the_last_good_run(tmp_path: Path) -> None:
-    for status in (0, 3):
+    for status, more in (0, ""), (3, "min_nodes: 1"):
         script = f"import sys; sys.exit({status // 3} * int(sys.argv[1]))"
-        job = write_job(tmp_path, script, f"gpus_per_node: 0\nargs: ['{status}']\n")
+        job = write_job(tmp_path, script, f"gpus_per_node: 0\nargs: ['{status}']\n{more}\n")
         distlaunch("run", str(job), status=status)
     lines = distlaunch("why", cwd=tmp_path, status=0).stdout.splitlines()
     assert any("the last good run: args: 0 → 3" in line for line in lines), lines
@@ -96,7 +96,8 @@ def test_names_what_has_changed_since_the_last_good_run(tmp_path: Path) -> None:
     )
     found = json.loads(distlaunch("why", bad, "--diff", good, "--json", status=0).stdout)
     assert found["differs"].pop("checksum of the script")
-    assert found["differs"] == {"args": ["0", "3"]}
+    implied = {"min_nodes": ["unset", 1], "restarts.max": ["unset", 3]}
+    assert found["differs"] == {"args": ["0", "3"], **implied}
     assert distlaunch("why", good, status=0).stdout.count("\n") == 1
 
 
