@@ -5,7 +5,7 @@ import os
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Container
+from collections.abc import Callable
 
 from distlaunch.here import reaches_terminal
 from distlaunch.observers.outlet import Outlet
@@ -52,9 +52,9 @@ class Lines:
             self.held[stream] = rest
         return whole if newline else None
 
-    def rest(self, ranks: Container[int] | None = None) -> list[tuple[Stream, bytes]]:
-        """Return and forget the incomplete lines of `ranks`, or of all ranks, with their streams."""
-        streams = [stream for stream in sorted(self.held) if ranks is None or stream[-2] in ranks]
+    def rest(self, rank: int | None = None) -> list[tuple[Stream, bytes]]:
+        """Return and forget the incomplete lines of a rank, or of all ranks, with their streams."""
+        streams = [stream for stream in sorted(self.held) if rank in (None, stream[-2])]
         return [(stream, self.held.pop(stream)) for stream in streams]
 
 
@@ -150,10 +150,14 @@ class Console:
                 count -= 1
         return None
 
-    def finish_lines(self, ranks: Container[int] | None = None) -> None:
-        """Show the incomplete lines of `ranks`, or of all ranks."""
-        for (rank, stream), rest in self._lines.rest(ranks):
+    def finish_lines(self, of_rank: int | None = None) -> None:
+        """Show the incomplete lines of a rank, or of all ranks."""
+        for (rank, stream), rest in self._lines.rest(of_rank):
             self._show(rank, stream, rest)
+
+    def is_within_line(self, rank: int) -> bool:
+        """Return whether a rank has printed an incomplete line that isn't a progress bar."""
+        return any(stream[0] == rank and b"\r" not in rest for stream, rest in self._lines.held.items())
 
     def say(self, text: str, level: str = "info") -> None:
         """Print a message to stderr; `level` is info, warning or error."""

@@ -1,7 +1,6 @@
 """Shows a run on the terminal: the progress of its start, the output of ranks, messages, and the end."""
 
 import contextlib
-import math
 import os
 import signal
 import time
@@ -48,6 +47,7 @@ class Terminal(Observer):
         self._interrupts, self._quiet = interrupts, quiet
         self._starting = self._asks = False
         self._held: list[ShowMessage] = []
+        self._due: dict[str, float] = {}
         self._state: State | None = None
         self._console = Console(
             lambda: interrupts.send(signal.SIGPIPE), output_fd, lambda: waits and not interrupts.any()
@@ -66,13 +66,14 @@ class Terminal(Observer):
             return
         if self._held or message.level == "error":
             self._held.append(message)
-            self.wake_at = min(self.wake_at or math.inf, time.monotonic() + HOLD_S)
+            self._due.setdefault("messages", time.monotonic() + HOLD_S)
         else:
             self._console.say(message.text, message.level)
 
     def _release(self, errors: bool = True) -> None:
         """Show the messages held back, with or without errors."""
         held, self._held = self._held, []
+        self._due.pop("messages", None)
         for message in held:
             if errors or message.level != "error":
                 self._console.say(message.text, message.level)
@@ -90,11 +91,12 @@ class Terminal(Observer):
         asks = self._asks and output.rank == 0
         if self._fold is None or prefix is None or asks:
             self._console.output(output.rank, output.stream, output.data, prefix)
-            if asks:  # the rest of its line, such as a prompt, may not be complete before somebody answers
-                self.wake_at = min(self.wake_at or math.inf, time.monotonic() + HOLD_S)
+            if asks:
+                self._due.pop("prompt", None)
+            if asks and self._console.is_within_line(0):  # which may not go on before somebody answers
+                self._due["prompt"] = time.monotonic() + HOLD_S
             return
         self._fold.add(output.rank, output.stream, output.data, prefix, time.monotonic())
-        self.wake_at = self._fold.due
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
         """Show the hosts of an allocation, set up folding, and prepare to show the progress of the start."""
@@ -105,7 +107,7 @@ class Terminal(Observer):
             self._fold = Folding(self._console.output)
         if self._console.has_terminal and not self._quiet:
             self._starting = True
-            self.wake_at = time.monotonic() + PROGRESS_S
+            self._due["progress"] = time.monotonic() + PROGRESS_S
 
     def happened(self, event: Event, state: State, at: float) -> None:
         """Remember the progress of the start."""
@@ -116,18 +118,28 @@ class Terminal(Observer):
         self._release()
         self.drained(state)
 
+    @property
+    def wake_at(self) -> float | None:  # type: ignore[override]
+        """Return the time at which to show something held back, or the progress of the start."""
+        fold = self._fold.due if self._fold else None
+        return min([*self._due.values(), *([fold] if fold is not None else [])], default=None)
+
     def woken(self) -> None:
-        """Show messages held back, and the progress of the start."""
-        self.wake_at = None
-        self._release()
-        if self._asks:
-            self._console.finish_lines([0])
-        if self._fold:
+        """Show what is due: messages held back, a prompt, folded lines, and the progress of the start."""
+        now = time.monotonic()
+        due = {name for name, at in self._due.items() if at <= now}
+        for name in due:
+            del self._due[name]
+        if "messages" in due:
+            self._release()
+        if "prompt" in due:
+            self._console.finish_lines(0)
+        if self._fold and self._fold.due is not None and self._fold.due <= now:
             self._fold.flush()
-        if self._starting:
+        if "progress" in due and self._starting:
             words = progress_words(self._state) if self._state else ""
             self._console.live(f"distlaunch: {words}" if words else "")
-            self.wake_at = time.monotonic() + PROGRESS_S
+            self._due["progress"] = now + PROGRESS_S
 
     def drained(self, state: State) -> None:
         """Show incomplete lines, and the cause if held back, since a stalled disk would delay the summary."""
@@ -168,7 +180,9 @@ class Terminal(Observer):
 
 def _origin(spec: JobSpec, allocation: Allocation) -> str:
     """Describe the hosts of an allocation, and how to use others."""
-    hosts = [host for host, _ in spec.mpirun.hosts] or [node.label for node in spec.pool]
+    ours = os.uname().nodename  # mpirun calls this machine localhost
+    hosts = [ours if host == "localhost" else host for host, _ in spec.mpirun.hosts]
+    hosts = hosts or [node.label for node in spec.pool]
     text = f"{counted(len(hosts), 'node')} from {allocation.name}: {listed(hosts)}"
     other = " (launcher: auto; `--set launcher=local` uses only this machine)"
     return text if "launcher" in spec.places else text + other

@@ -39,7 +39,16 @@ def test_runs_a_script_and_only_rank_0_reads_stdin_if_told(tmp_path: Path, setti
 
 @pytest.mark.parametrize("more", [(), ("--set=logs.fold=true",)])
 def test_a_rank_that_reads_the_terminal_shows_what_it_asks(tmp_path: Path, more: tuple[str, ...]) -> None:
-    text = "import os; print(input('number? ') * 3) if os.environ['RANK'] == '0' else None"
+    text = """
+        import os
+        if os.environ["RANK"] == "0":
+            print(input("number? ") * 3)
+            open("answered", "w").close()
+        else:
+            print("waits...", end="", flush=True)
+            open("answered").read()
+    """
+    os.mkfifo(tmp_path / "answered")
     job = str(write_job(tmp_path, text, f"{TWO}stdin: rank 0"))
     status, shown = on_a_terminal("run", job, *more, press=(b"number? ", b"12\n"), NO_COLOR="1")
     assert (status, b"[node0:0] number? \r\n12\r\n[node0:0] 121212\r\n" in shown) == (0, True), shown
