@@ -195,15 +195,18 @@ def stop(context: typer.Context, which: Which = None, now: Now = False, as_json:
     """
     queued = submission(which, alone=True)
     run = None if queued else find(which, alone=True)  # among several active runs, don't choose one to stop
-    if run and run.alive:
-        queued = submission_of(run)
+    # Only a job that `submit` has submitted is the run; another may be an interactive allocation.
+    known = submission_of(run) if run and run.alive else None
+    if known and known.at:
+        queued = known
     if run and not queued:
         if run.host and not run.status.state.over:  # only its directory is shared
             say(f"the controller of {run.id} is on {run.host}; stopping it over SSH")
             way = ways().get(run.id, {"way": (run.host, context.meta["ssh_config"])})["way"]
             status = note_end_seen("stop", run.id, _run_there(context, which or "", run.directory, way))
             if status == Exit.UNREACHABLE:
-                say(f"if {run.id} is still active, use `distlaunch stop {run.id}` on {run.host}")
+                job = f", or `distlaunch stop {known.id}` to cancel {known.name}" if known else ""
+                say(f"if {run.id} is still active, use `distlaunch stop {run.id}` on {run.host}{job}")
             raise typer.Exit(status)
         if which is None and run.alive:
             say(f"stopping {run.id} ({run.directory})")

@@ -170,7 +170,7 @@ def report_of(run: Run) -> Report:
     if report.explanation.incomplete:  # the events before the damage don't show how the run ended
         report.state = report.timeline = None
     submission = submission_of(run)
-    if submission and report.state and not report.state.spec.restarts_before:
+    if submission and submission.at and report.state and not report.state.spec.restarts_before:
         report.queue_s = max(0.0, report.began_at - submission.at)
     report.seconds = _seconds(report)
     report.used(uses_in(run.directory), 0.0)

@@ -154,15 +154,20 @@ def ended_before(at: float) -> Iterator[Ticket]:
 
 
 def submission_of(run: Run) -> Submission | None:
-    """Return the submission whose latest run is this one.
-
-    Unless `submit` submitted the job, return None: the user's own script may go on after this run, even with
-    another run.
-    """
+    """Return the submission whose latest run is this one."""
     entry = run_list.listed().get(run.id)
     found = submissions().get(entry.queued) if entry and entry.queued else None
-    latest = latest_run(found) if found and found.at else None
+    latest = latest_run(found) if found else None
     return found if latest and latest.id == run.id else None
+
+
+def _sent(run: Run) -> Submission | None:
+    """Return the submission whose runs go on from this one.
+
+    Only a job that `submit` has submitted is the run. A user's own script may do something else after it.
+    """
+    found = submission_of(run)
+    return found if found and found.at else None
 
 
 def _of_id(word: str, known: Collection[Submission], alone: bool) -> Submission | None:
@@ -313,7 +318,7 @@ def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None
     run = None if (queued := submission(word)) else find(word)
     if run:
         yield run
-        queued = submission_of(run)
+        queued = _sent(run)
     before = run
     if queued is None or interrupts.any():
         return
@@ -327,7 +332,7 @@ def all_runs(word: str | None) -> list[Run]:
     Raises `DistlaunchError`.
     """
     latest = run_of(word)
-    queued = submission(word) or submission_of(latest)
+    queued = submission(word) or _sent(latest)
     return list(_read(queued, _directories(queued))) if queued else [latest]
 
 
