@@ -26,7 +26,9 @@ _AS_THEY_ARE = ("max_restarts", "numa_binding", "role", "virtual_local_rank")
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "distlaunch.torchrun")
 _USE_ENV = ("--use-env", "--use_env")
 """Spellings of a flag that only torch.distributed.launch accepts."""
-_RENDEZVOUS_FLAG = r"--?(rdzv|nnodes|standalone|node[-_]r|local[-_]a|master|machine_rank|num_mach|main_pro)"
+_RENDEZVOUS_FLAG = (
+    r"--?(rdzv|nnodes|standalone|node[-_]rank|local[-_]addr(?!\w)|master|machine_rank|num_mach|main_pro)"
+)
 _IN_ENVIRONMENT = r"\b(uv|poetry|pdm|pipenv|hatch|rye|pixi|conda|(micro)?mamba) run\b"
 _SYNTAX = "();<>|&\n"
 _OPERATOR = rf"#|\d?[{_SYNTAX}]+"

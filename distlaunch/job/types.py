@@ -167,7 +167,7 @@ class Integer(Type):
         if not found or self.read(Scalar(int(found[1]), value.place)) is REFUSED:
             return ""
         key = "" if value.place.typed else f"{path.rpartition('.')[2]}: "
-        return f"; write {key}{value.place.instead(text, found[1])}"
+        return f"; write {key}{value.place.instead(text, str(int(found[1])))}"
 
     def schema(self) -> Schema:
         """Return the JSON Schema."""

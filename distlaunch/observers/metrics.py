@@ -127,13 +127,12 @@ class Metrics(Observer):
 
 
 def is_foreign(path: str) -> bool:
-    """Return whether `path` is a file, other than an empty one, that may not contain a run's metrics."""
+    """Return whether `path` is known to be a file, other than an empty one, without a run's metrics."""
     with contextlib.suppress(OSError):
-        if not os.path.isfile(path):
-            return False
-        with open(path, "rb") as file:
-            return file.read(len(_BEGIN)) not in (b"", _BEGIN.encode())
-    return True
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                return file.read(len(_BEGIN)) not in (b"", _BEGIN.encode())
+    return False
 
 
 def _check_replaceable(path: str) -> None:

@@ -21,7 +21,7 @@ from distlaunch.runs.replay import HistoryError, lines_in, replay, typed
 from distlaunch.runs.run import Run, directories, document_in, heard, run_in
 from distlaunch.supervisor.connecting import choose_members, returning
 from distlaunch.supervisor.events import AgentUp
-from distlaunch.supervisor.nodes import Up, may_be_occupied
+from distlaunch.supervisor.nodes import Connecting, Retrying, may_be_occupied
 from distlaunch.supervisor.placing import lacks_code
 from distlaunch.supervisor.ranks import missing_ranks, missing_words
 from distlaunch.supervisor.root_cause import is_joining, place_of, waits_in
@@ -351,8 +351,9 @@ def _pids(state: State) -> set[int]:
 def awaited(state: State) -> Iterator[str]:
     """Describe which nodes the start, or the next attempt, is waiting for, if any."""
     if state.phase is Phase.CONNECTING:
-        names = [state.label(index) for index, node in enumerate(state.nodes) if not isinstance(node, Up)]
-        yield f"no connection yet to {listed(names)}"
+        nodes = [*enumerate(state.nodes)]
+        if names := [state.label(index) for index, node in nodes if isinstance(node, Connecting | Retrying)]:
+            yield f"no connection yet to {listed(names)}"
     if state.phase is Phase.PREPARING:
         what = "environment" if state.spec.setup else "copy of the code"
         if names := [state.label(index) for index in state.members if lacks_code(state, index)]:
@@ -494,6 +495,7 @@ def _of_nodes(nodes: Sequence[Mapping[str, Any]], key: str) -> Iterator[tuple[st
 
 _KEYS = (
     (r"^(nodes|spares)\.label$", r"\1"),
+    (r"^membership\.grow$", "elastic.grow"),
     (r"^membership\.", ""),
     (r"^nodes\.(procs|gpus)$", r"\1_per_node"),
     (r"^program\.words$", "program"),
