@@ -22,7 +22,15 @@ from distlaunch.observers.run_list import note_end_seen, noted_ends, ways
 from distlaunch.observers.terminal import Terminal
 from distlaunch.runs.following import attend, follow, interrupt, outlast, over
 from distlaunch.runs.run import Run, directories, elsewhere, find, is_foreign, run_directories, when
-from distlaunch.runs.submissions import Submission, cancel, listing, runs_of, submission, submission_of
+from distlaunch.runs.submissions import (
+    Submission,
+    cancel,
+    listing,
+    runs_of,
+    submission,
+    submission_of,
+    waits_again,
+)
 from distlaunch.signals import Interrupts, Signals
 from distlaunch.supervisor.status import RunState, document_of
 from distlaunch.wording import age_words, aligned, cut
@@ -196,8 +204,8 @@ def stop(context: typer.Context, which: Which = None, now: Now = False, as_json:
     queued = submission(which, alone=True)
     run = None if queued else find(which, alone=True)  # among several active runs, don't choose one to stop
     # Only a job that `submit` has submitted is the run; another may be an interactive allocation.
-    known = submission_of(run) if run and run.alive else None
-    if known and known.at:
+    known = submission_of(run) if run else None
+    if run and known and known.at and (run.alive or waits_again(known)):
         queued = known
     if run and not queued:
         if run.host and not run.status.state.over:  # only its directory is shared

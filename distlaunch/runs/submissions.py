@@ -29,6 +29,8 @@ LOOK_S = 0.25
 FIRST_GAP_S, LAST_GAP_S, GROWTH = 0.5, 60.0, 1.5
 """Seconds between two queries of a scheduler, at first and at most, and the factor by which they grow."""
 
+_FAILED = "FAIL|CANCEL|TIMEOUT|NODE_FAIL|BOOT_FAIL|OUT_OF_MEMORY|DEADLINE|PREEMPTED|EXIT"
+"""States of jobs that have failed or were ended, in the words of any scheduler."""
 _ID = re.compile(r"[0-9]+(\.[A-Za-z0-9_.-]+)?")
 
 
@@ -126,7 +128,8 @@ def submission(word: str | None, alone: bool = False) -> Submission | None:
 def _matching(word: str | None, alone: bool = False) -> list[Submission]:
     """Return the submission with that ID, or else the waiting jobs that the word matches, latest first.
 
-    With `alone`, refuse an ID that active jobs of several schedulers have.
+    With `alone`, include jobs that wait for their next start, and refuse an ID that active jobs of several
+    schedulers have.
     """
     known = submissions().values()
     if word and re.fullmatch("[0-9]+_[0-9]+", word):
@@ -136,7 +139,16 @@ def _matching(word: str | None, alone: bool = False) -> list[Submission]:
     if named:
         return [named]
     waiting = [each for each in known if not each.end and each.at and _matches(each, word)]
-    return sorted((each for each in waiting if not latest_run(each)), key=lambda each: -each.at)
+    waiting = [each for each in waiting if not latest_run(each) or (alone and waits_again(each))]
+    return sorted(waiting, key=lambda each: -each.at)
+
+
+def waits_again(each: Submission) -> bool:
+    """Return whether the job's latest run has ended, but not the job: it is in the queue, or in its setup."""
+    run = latest_run(each)
+    with suppress(DistlaunchError):
+        return run is not None and not run.alive and not state_of(each).over
+    return False
 
 
 def _is_over(each: Submission) -> bool:
@@ -322,8 +334,13 @@ def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None
     before = run
     if queued is None or interrupts.any():
         return
+    last = before
     while before := _next(queued, before, interrupts, tell):
-        yield before
+        yield (last := before)
+    if last and not (queued.at or interrupts.any()) and over(last).status.state is RunState.SUCCEEDED:
+        state = state_of(queued)
+        if re.match(_FAILED, state.state):  # its script did more than the run
+            raise DistlaunchError(f"{queued.name} {state.ending}, although its last run succeeded")
 
 
 def all_runs(word: str | None) -> list[Run]:

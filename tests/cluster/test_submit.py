@@ -127,9 +127,11 @@ def test_wait_in_ones_own_script_and_outside_is_for_one_run_of_it(queue: Queue, 
         {shlex.join(distlaunch_argv("wait"))}
         echo $? >{told}
         {start[1]} -- finish 0
+        exit 5
     """
     (queue.directory / "own.sh").write_text(f"#!/bin/sh\n{dedent(commands)}")
-    queue.known.append(slurm.tool("sbatch", "--parsable", f"-N{NODES}", str(queue.directory / "own.sh")))
+    job = slurm.tool("sbatch", "--parsable", f"-N{NODES}", str(queue.directory / "own.sh"))
+    queue.known.append(job)
     wait_until(lambda: [row["state"] for row in rows()] == ["RUNNING"], lambda: str(rows("--all")))
     run = rows()[0]["run"]
     (queue.directory / "go").touch()
@@ -140,6 +142,8 @@ def test_wait_in_ones_own_script_and_outside_is_for_one_run_of_it(queue: Queue, 
     assert run not in distlaunch("logs", "second").stderr
     (queue.directory / "finish").touch()
     assert (distlaunch("wait", "second").returncode, told.read_text()) == (0, "7\n")
+    failed = f"Slurm job {job} ended (FAILED), although its last run succeeded"
+    assert failed in distlaunch("wait", job, status=1).stderr
 
 
 FLAKY = """
@@ -177,12 +181,14 @@ def test_the_same_exception_in_two_starts_ends_the_job(queue: Queue) -> None:
     assert re.search(told, queue.output(job))
 
 
-def test_stops_a_job_between_two_starts(queue: Queue) -> None:
+@pytest.mark.parametrize("named", ["job", "name", "run", "nothing"])
+def test_stops_a_job_between_two_starts(queue: Queue, named: str) -> None:
     """It may wait in the queue, or run its setup: the run before it was not ended by this."""
     setup = 'slurm: {setup: "[ ${SLURM_RESTART_COUNT:-0} = 0 ] || sleep 600"}'
     job = queue.submit("raise SystemExit(3)", f"restarts: {{requeue: 1}}\n{setup}")
     queue.wait_for(job, "requeueing Slurm job")
-    stopped = distlaunch("stop", job, status=0)
+    words = {"job": [job], "name": ["train"], "run": queue.starts(job)[:1], "nothing": []}[named]
+    stopped = distlaunch("stop", *words, status=0)
     assert f"Slurm job {job}: cancelled; no run was active" in stopped.stderr
 
 
