@@ -212,8 +212,15 @@ def _beside_its_runs(job: str) -> Submission | None:
 
 
 def latest_run(each: Submission) -> Run | None:
-    """Return the latest run, if the job has been started."""
-    return next(iter(_read(each, _directories(each)[-1:])), None)
+    """Return the latest run, if the job has been started, or an earlier one if only that is active.
+
+    A user's own script may start several runs at once.
+    """
+    found = _directories(each)
+    last = next(_read(each, found[-1:]), None)
+    if last and last.alive:
+        return last
+    return next((run for run in _read(each, found[-2::-1]) if run.alive), last)
 
 
 def _has_run(each: Submission) -> bool:
@@ -449,7 +456,7 @@ def cancel(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[R
                 note_end(queued, CANCELLED)
             break
         pause(interrupts, LOOK_S)
-    run = latest_run(queued)
+    run = earlier if earlier and earlier.alive else latest_run(queued)
     if run and earlier and run.id == earlier.id and not earlier.alive:
         return None, True  # the job was waiting for its next start
     return (over(run) if run else None), True

@@ -146,6 +146,24 @@ def test_wait_in_ones_own_script_and_outside_is_for_one_run_of_it(queue: Queue, 
     assert failed in distlaunch("wait", job, status=1).stderr
 
 
+def test_the_id_of_a_job_with_several_runs_means_the_active_one(queue: Queue, slurm: Slurm) -> None:
+    file = queue.job(TOLD)
+    start = [
+        shlex.join(distlaunch_argv("run", str(file), f"--set=name={name}")) for name in ("first", "second")
+    ]
+    commands = (
+        f"{start[0]} -d -- finish 0\n{start[1]} -- worker.py 0\n{shlex.join(distlaunch_argv('wait'))}\n"
+    )
+    (queue.directory / "own.sh").write_text(f"#!/bin/sh\n{commands}")
+    job = slurm.tool("sbatch", "--parsable", f"-N{NODES}", str(queue.directory / "own.sh"))
+    queue.known.append(job)
+    ended = [("second", "SUCCEEDED"), ("first", "RUNNING")]
+    wait_until(lambda: [(row["job"], row["state"]) for row in rows("-a")] == ended, lambda: str(rows("-a")))
+    (active,) = rows()
+    assert distlaunch("why", job, status=0).stdout.startswith(f"{active['run']}: RUNNING")
+    assert f"{active['run']}: CANCELLED" in distlaunch("stop", job, status=0).stderr
+
+
 FLAKY = """
     import os
     count, most = (int(os.environ[f"TORCHELASTIC_{name}"]) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
