@@ -29,7 +29,7 @@ from distlaunch.runs.submissions import (
     runs_of,
     submission,
     submission_of,
-    waits_again,
+    waiting_again,
 )
 from distlaunch.signals import Interrupts, Signals
 from distlaunch.supervisor.status import RunState, document_of
@@ -205,7 +205,7 @@ def stop(context: typer.Context, which: Which = None, now: Now = False, as_json:
     run = None if queued else find(which, alone=True)  # among several active runs, don't choose one to stop
     # Only a job that `submit` has submitted is the run; another may be an interactive allocation.
     known = submission_of(run) if run else None
-    if run and known and known.at and (run.alive or waits_again(known)):
+    if run and known and known.at and (run.alive or waiting_again([known])):
         queued = known
     if run and not queued:
         if run.host and not run.status.state.over:  # only its directory is shared

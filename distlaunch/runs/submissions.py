@@ -139,16 +139,25 @@ def _matching(word: str | None, alone: bool = False) -> list[Submission]:
     if named:
         return [named]
     waiting = [each for each in known if not each.end and each.at and _matches(each, word)]
-    waiting = [each for each in waiting if not latest_run(each) or (alone and waits_again(each))]
-    return sorted(waiting, key=lambda each: -each.at)
+    again = waiting_again(waiting) if alone else []
+    return sorted(
+        (each for each in waiting if each in again or not latest_run(each)), key=lambda each: -each.at
+    )
 
 
-def waits_again(each: Submission) -> bool:
-    """Return whether the job's latest run has ended, but not the job: it is in the queue, or in its setup."""
-    run = latest_run(each)
-    with suppress(DistlaunchError):
-        return run is not None and not run.alive and not state_of(each).over
-    return False
+def waiting_again(jobs: Sequence[Submission]) -> list[Submission]:
+    """Return the jobs that go on after their latest run: they are in the queue, or in their setup.
+
+    Each scheduler is queried once. If it doesn't answer, it counts as having none.
+    """
+    found = []
+    ended = [each for each in jobs if not each.end and (run := latest_run(each)) and not run.alive]
+    for scheduler in sorted({each.scheduler for each in ended}):
+        own = [each for each in ended if each.scheduler == scheduler]
+        with suppress(DistlaunchError):
+            states = load(scheduler).look([each.id for each in own])
+            found += [each for each in own if not states.get(each.id, GONE).over]
+    return found
 
 
 def _is_over(each: Submission) -> bool:
