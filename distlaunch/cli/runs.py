@@ -98,7 +98,7 @@ def ps(places: Places = None, ended: Ended = False, most: Most = None, as_json: 
         print_text(_table(found))
     else:
         say("no runs" if ended else "no active runs; add -a to list ended runs, too")
-        for directory in [*filter(is_foreign, run_directories(places or ()))][:1]:
+        if directory := next(filter(is_foreign, run_directories(places or ())), None):
             say(f"{directory} belongs to another user: you can read and stop only your own runs")
 
 

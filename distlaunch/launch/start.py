@@ -167,9 +167,9 @@ def _check_notify(spec: JobSpec) -> None:
 
 def _check_metrics(spec: JobSpec) -> None:
     if spec.metrics:
-        from distlaunch.observers.metrics import is_foreign  # few jobs write metrics
+        from distlaunch.observers.metrics import has_other_content  # few jobs write metrics
 
-        if is_foreign(spec.metrics):
+        if has_other_content(spec.metrics):
             text = f"{spec.metrics} already exists and isn't a metrics file that distlaunch wrote"
             raise spec.error("metrics.file", f"{text}; specify another file, or delete this one")
 

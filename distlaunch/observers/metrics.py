@@ -126,7 +126,7 @@ class Metrics(Observer):
         yield "rank_last_output_timestamp_seconds", "Unix time of the rank's last output.", _by_rank(heard)
 
 
-def is_foreign(path: str) -> bool:
+def has_other_content(path: str) -> bool:
     """Return whether `path` is known to be a file, other than an empty one, without a run's metrics."""
     with contextlib.suppress(OSError):
         if os.path.isfile(path):

@@ -93,8 +93,8 @@ class Terminal(Observer):
             self._console.output(output.rank, output.stream, output.data, prefix)
             if asks:
                 self._due.pop("prompt", None)
-            if asks and self._console.is_within_line(0):  # which may not go on before somebody answers
-                self._due["prompt"] = time.monotonic() + HOLD_S
+                if self._console.is_within_line(0):  # which may not go on before somebody answers
+                    self._due["prompt"] = time.monotonic() + HOLD_S
             return
         self._fold.add(output.rank, output.stream, output.data, prefix, time.monotonic())
 

@@ -140,9 +140,8 @@ def _matching(word: str | None, alone: bool = False) -> list[Submission]:
         return [named]
     waiting = [each for each in known if not each.end and each.at and _matches(each, word)]
     again = waiting_again(waiting) if alone else []
-    return sorted(
-        (each for each in waiting if each in again or not latest_run(each)), key=lambda each: -each.at
-    )
+    waiting = [each for each in waiting if each in again or not latest_run(each)]
+    return sorted(waiting, key=lambda each: -each.at)
 
 
 def waiting_again(jobs: Sequence[Submission]) -> list[Submission]:
