@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import distlaunch, running, write_job
+from tests.harness import completed, distlaunch, distlaunch_argv, running, write_job
 from tests.process.commands import FOUR, ONE, SLEEPER
 
 VOID = {"meta", "rect", "path", "br"}
@@ -138,8 +138,8 @@ def test_reports_what_is_left_of_a_damaged_run(tmp_path: Path) -> None:
     assert "failed first: exit status 3" in text and "Incomplete" in text
     with (run / "status.json").open("a") as file:  # the end of an earlier, longer status
         file.write('"why": ""}\n')
-    distlaunch("bundle", "-o", "run.tar.gz", cwd=tmp_path, status=0)
-    files = unpacked((tmp_path / "run.tar.gz").read_bytes())
+    printed = completed(distlaunch_argv("bundle", str(run), "-o", "-"), 0, text=False)
+    files = unpacked(printed.stdout)
     assert json.loads(files["status.json"])["state"] == "FAILED"
     for name in ("events.jsonl", "summary.json"):  # as after a controller that was killed at once
         (run / name).unlink()
