@@ -21,6 +21,8 @@ MEMORY = "/dev/shm"
 
 
 PREFIX = "distlaunch-agent-"
+_NEW = ".new"
+"""Suffix of a directory that is being created."""
 MAX_ERROR_RECORD = 1 << 18
 MAX_FLIGHT = 32 << 20
 """Maximum bytes to read from a worker's error record, and from its flight recorder dump."""
@@ -75,14 +77,13 @@ class Directory:
             path = os.path.join(place, self._name)
             if path not in self._announced:  # otherwise the pipe would fill up eventually
                 self._announced.add(path)
-                os.write(self._paths_write, os.fsencode(path) + b"\0")
+                os.write(self._paths_write, os.fsencode("%s\0%s\0" % (path, path + _NEW)))
             try:
                 _make(path)
-                _lock(path)  # until this process exits
                 self.path = path
                 return
             except OSError as error:
-                remove(path)
+                remove(path + _NEW)
                 refused[place] = str(error.strerror)
         raise NoPlaceError(no_place(refused))
 
@@ -142,16 +143,22 @@ def read_left(path: str, most: int) -> Iterator[bytes]:
 
 
 def _make(path: str) -> None:
-    """Create a directory, and check that a file can be written there."""
-    if not os.path.isdir(path):
-        os.mkdir(path, 0o700)
-    probe = os.path.join(path, "probe")
-    fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    """Create a directory, locked until this process exits, and check that a file can be written there.
+
+    It has its name only once it is locked. Otherwise, another agent might take it for abandoned.
+    """
+    new = path + _NEW
+    os.mkdir(new, 0o700)
+    lock, probe = _lock(new), os.path.join(new, "probe")
     try:
-        os.write(fd, b"\0")
-    finally:
-        os.close(fd)
+        with open(probe, "wb", buffering=0) as file:
+            file.write(b"\0")
         os.unlink(probe)
+        os.rename(new, path)
+    except OSError:
+        if lock >= 0:
+            os.close(lock)
+        raise
 
 
 def _lock(path: str) -> int:
