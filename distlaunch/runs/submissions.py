@@ -131,10 +131,7 @@ def _matching(word: str | None, alone: bool = False) -> list[Submission]:
     With `alone`, include jobs that wait for their next start, and refuse an ID that active jobs of several
     schedulers have.
     """
-    known = submissions().values()
-    if word and re.fullmatch("[0-9]+_[0-9]+", word):
-        with suppress(DistlaunchError):  # a task of an array, whose jobs have their own IDs
-            word = next(iter(load(DEFAULT).look([word])), word)
+    known, word = submissions().values(), word and _job_id(word, alone)
     named = _of_id(word, known, alone) or _beside_its_runs(word) if word and _ID.fullmatch(word) else None
     if named:
         return [named]
@@ -142,6 +139,21 @@ def _matching(word: str | None, alone: bool = False) -> list[Submission]:
     again = waiting_again(waiting) if alone else []
     waiting = [each for each in waiting if each in again or not latest_run(each)]
     return sorted(waiting, key=lambda each: -each.at)
+
+
+def _job_id(word: str, alone: bool = False) -> str:
+    """Return the job ID of an array's task, such as 12_3, which has its own; other words as they are.
+
+    With `alone`, refuse an array of which other tasks are in the queue than the one with the array's ID.
+    """
+    tasks: dict[str, str] = {}
+    if re.fullmatch("[0-9]+(_[0-9]+)?" if alone else "[0-9]+_[0-9]+", word):
+        with suppress(DistlaunchError):
+            tasks = load(DEFAULT).array_tasks(word)
+    if "_" not in word and {*tasks.values()} - {word}:
+        which = f"{word} is a job array; in the queue are {listed(sorted(tasks))}"
+        raise UsageError(f"{which}; specify one, or cancel all of them with `scancel {word}`")
+    return tasks.get(word, word)
 
 
 def waiting_again(jobs: Sequence[Submission]) -> list[Submission]:
@@ -256,6 +268,7 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
     A place that isn't a directory refers to runs. The latest of them is listed even if it has ended. Raises
     `UsageError`.
     """
+    places = [*map(_job_id, places)]
     jobs = [_matching(place) for place in places]
     matched = (named(place, bool(found)) for place, found in zip(places, jobs, strict=True))
     named_here = list(filter(None, matched))

@@ -241,6 +241,13 @@ class Scheduler:
         """
         raise NotImplementedError
 
+    def array_tasks(self, job: str) -> dict[str, str]:
+        """Return the tasks of an array that are in the queue, or one of them, by name, with their job IDs.
+
+        Other jobs have none. Raises `DistlaunchError`.
+        """
+        return {}
+
     def cancel(self, job: str, at_once: bool = False) -> None:
         """Cancel a pending or running job. Raises `DistlaunchError`.
 

@@ -251,12 +251,16 @@ class Slurm(base.Scheduler):
         rows = (line.split("|", 2) for line in output.splitlines() if line.count("|") >= 2)
         return {job.strip(): queued(state, reason) for job, state, reason in rows}
 
+    def array_tasks(self, job: str) -> dict[str, str]:
+        """Query squeue. Tasks that wait have one entry, such as `12_[3-7]`."""
+        asked = ("--noheader", f"--jobs={job}", "--format=%F_%K|%A")
+        output = _call("squeue", *asked, forgives=re.compile("Invalid job id"))
+        return dict(re.findall(r"(?m)^(\d+_[\d[].*)\|(\d+)$", output))
+
     def cancel(self, job: str, at_once: bool = False) -> None:
         """Cancel with scancel."""
         # scancel takes the ID of an array's last task for the whole array, and ignores those of other tasks.
-        asked = ("--noheader", f"--jobs={job}", "--format=%A|%F_%K")
-        output = _call("squeue", *asked, forgives=re.compile("Invalid job id"))
-        job = dict(re.findall(r"(?m)^(\d+)\|(\d+_\d+)$", output)).get(job, job)
+        job = next((name for name, each in self.array_tasks(job).items() if each == job), job)
         _call("scancel", job)
         if at_once:
             _call("scancel", "--signal=KILL", job, forgives=queue.ANYTHING)  # it may already be gone

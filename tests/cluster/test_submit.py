@@ -95,16 +95,23 @@ def test_stops_a_running_job_with_all_that_is_its(queue: Queue, slurm: Slurm) ->
 
 
 def test_stops_one_task_of_an_array_and_kills_another(queue: Queue, slurm: Slurm) -> None:
-    """One task has the ID of the whole array, and scancel ignores those of the others."""
+    """One task has the ID of the whole array, which is therefore refused; scancel ignores the others' IDs."""
     script = distlaunch("export", "slurm", str(queue.job(SLEEPER)), "--set", "nodes=1", status=0).stdout
     (queue.directory / "array.sh").write_text(script)
     job = slurm.tool("sbatch", "--parsable", "--array=0-1", str(queue.directory / "array.sh"))
     queue.known.append(job)
     wait_until(lambda: [row["state"] for row in rows()] == ["RUNNING"] * 2, lambda: str(rows("--all")))
+    refused = f"{job} is a job array; in the queue are {job}_0, {job}_1; specify one, or cancel all of them"
+    assert refused in distlaunch("stop", job, status=2).stderr
+    both = {rows(f"{job}_{task}")[0]["run"] for task in (0, 1)}
+    assert both == {row["run"] for row in rows()}
     for task, options in ((1, ()), (0, ("--now",))):
         stopped = distlaunch("stop", f"{job}_{task}", *options, status=0)
         assert "CANCELLED, exit status" in stopped.stderr
         assert len(rows()) == task
+        if task:
+            refused = f"{job} is a job array; in the queue are {job}_0; specify one"
+            assert refused in distlaunch("stop", job, status=2).stderr
 
 
 TOLD = """

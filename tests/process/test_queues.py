@@ -311,8 +311,9 @@ def test_stops_a_slurm_task_that_can_never_start(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     over, waits = "echo '74|CANCELLED|None'", "echo '74|PENDING|DependencyNeverSatisfied'"
     state = f"[ -e {tmp_path}/over ] && {over} || {waits}"
-    program(tmp_path / "squeue", f'case "$*" in *--jobs=73_1*%A*|*--jobs=74*%A*) {state};; esac')
-    program(tmp_path / "scancel", f'[ "$*" = 74 ] && touch {tmp_path}/over')
+    tasks = "*=73_1*%F_%K*|*=74*%F_%K*) echo '73_1|74'"
+    program(tmp_path / "squeue", f'case "$*" in {tasks};; *--jobs=74*%A*) {state};; esac')
+    program(tmp_path / "scancel", f'[ "$*" = 73_1 ] && touch {tmp_path}/over')
     note(Submission("74", "train", str(tmp_path), time.time()))
     assert "PENDING" in (shown := distlaunch("ps").stdout)
     assert "Satisfied: its dependency can't be met anymore; `distlaunch stop` cancels it" in shown
