@@ -130,11 +130,13 @@ def ticket_of(line: Mapping[str, Any]) -> Ticket | None:
 def forget(known: Iterable[str | Ticket]) -> None:
     """Remove runs and submissions from the list. Raises OSError."""
     gone, path = set(known), index_path()
-    with _locked(path) as fd:
+    with _locked(path, 0) as fd:
         text = os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
         kept = [line for line in _objects(text) if line.get("run", ticket_of(line)) not in gone]
-        os.ftruncate(fd, 0)
-        os.write(fd, b"".join(map(_encoded, kept)))
+        data = b"".join(map(_encoded, kept))
+        # In this order, a run that is kept is never missing, even if this process is killed.
+        if os.pwrite(fd, data, 0) == len(data):
+            os.ftruncate(fd, len(data))
 
 
 def lines_of(path: str) -> Iterator[dict[str, Any]]:
@@ -185,10 +187,10 @@ def _encoded(line: Mapping[str, Any]) -> bytes:
 
 
 @contextlib.contextmanager
-def _locked(path: str) -> Iterator[int]:
-    """Open a file for appending, while no other process rewrites it. Raises OSError."""
+def _locked(path: str, flags: int = os.O_APPEND) -> Iterator[int]:
+    """Open a file for appending, or with other flags, while no other process changes it. Raises OSError."""
     os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
     try:
         with contextlib.suppress(OSError):  # not every file system supports locks
             fcntl.flock(fd, fcntl.LOCK_EX)

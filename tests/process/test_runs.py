@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest.mock import Mock
 
@@ -22,7 +23,7 @@ from distlaunch.cli.app import run_app
 from distlaunch.errors import DistlaunchError
 from distlaunch.observers.observer import Observer
 from distlaunch.observers.run_directory import INDEX_RECORD, RunDirectory
-from distlaunch.observers.run_list import note_way, ways
+from distlaunch.observers.run_list import forget, index_lines, note_begin, note_way, ways
 from distlaunch.runs import following, replay
 from distlaunch.runs.following import interrupt
 from distlaunch.runs.replay import Playback
@@ -728,6 +729,34 @@ def test_prune_deletes_old_runs_that_are_over_here_or_elsewhere(tmp_path: Path, 
     week = ran(tmp_path, "prune", "--older", "1w", status=2)
     assert "(units: ms, s, m, h, d), got '1w'" in week.stderr
     assert "e.g. --older 30d" in ran(tmp_path, "prune", status=2).stderr
+
+
+def test_other_commands_find_a_run_while_prune_removes_others_from_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever they look: here, before each line."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for run in ("old", "kept", "older"):
+        note_begin(run, str(tmp_path / run), "here")
+    seen = []
+
+    def names() -> list[str]:
+        return [line["run"] for line in index_lines()]
+
+    def look(frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_name == "forget":
+            seen.append("kept" in names())
+        return look
+
+    tracer = sys.gettrace()
+    sys.settrace(look)
+    try:
+        forget(["old", "older"])
+    finally:
+        sys.settrace(tracer)
+    assert len(seen) > 5
+    assert all(seen)
+    assert names() == ["kept"]
 
 
 def test_prune_accepts_that_another_one_deletes_the_same_run(
