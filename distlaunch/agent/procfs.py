@@ -59,8 +59,12 @@ def boot_id() -> str:
 
 
 def kernel() -> tuple[str, str]:
-    """Return the PID namespace, and the beginning of the ID of the host's boot."""
-    return pid_namespace()[5:-1] or "?", boot_id()[:8]
+    """Return the PID and time namespaces, and the beginning of the ID of the host's boot.
+
+    Only processes for which these are the same see the same PIDs and start times.
+    """
+    times = os.path.basename(os.path.realpath("/proc/self/ns/time"))  # Linux 5.6 and later
+    return "%s.%s" % (pid_namespace()[5:-1], times[6:-1]), boot_id()[:8]
 
 
 def pid_namespace() -> str:

@@ -106,6 +106,33 @@ def test_only_processes_that_a_crash_left_are_taken_for_its_leftovers(tmp_path: 
         assert (copied.wait(), submitted.poll()) == (-signal.SIGKILL, None)
 
 
+OTHER_TIMES = """
+    set -m
+    "$@" living/job.yaml &
+    read up <up
+    unshare --time --boottime 1000 --fork "$@" next/job.yaml
+    timeout 30 sh -c ': >gate'
+    wait $!
+"""
+
+
+def test_a_start_among_other_times_spares_what_is_alive(tmp_path: Path) -> None:
+    """Start times of processes differ between time namespaces. This happens inside a PID namespace."""
+    inside = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if os.geteuid() or harness.completed([*inside, "unshare", "--time", "--fork", "true"]).returncode:
+        pytest.skip("namespaces are needed, which only root can make")
+    for name in ("living", "next"):
+        (tmp_path / name).mkdir()
+    write_job(tmp_path / "living", "open('../up', 'w').write('up\\n'); open('../gate').read()", ONE)
+    write_job(tmp_path / "next", "pass", ONE)
+    for name in ("up", "gate"):
+        os.mkfifo(tmp_path / name)
+    done = harness.completed(
+        [*inside, "sh", "-ec", OTHER_TIMES, "sh", *harness.distlaunch_argv("run")], cwd=tmp_path
+    )
+    assert (done.returncode, "left over" in done.stderr) == (0, False), done.stderr
+
+
 @pytest.mark.fault(22, "agent and guardian are killed at once, and the job starts again", promise="6, 12")
 def test_a_restart_ends_what_a_crash_left(tmp_path: Path, pace: Pace, figures: Figures) -> None:
     job = here(tmp_path, DAEMONS, nodes=2, restarts={"max": 1}, timeouts=pace.keys)

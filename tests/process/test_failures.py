@@ -12,12 +12,10 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
 from distlaunch.agent.procfs import state
-from distlaunch.agent.scratch import remove_abandoned
 from tests.cluster.hosts import parent_of
 from tests.harness import (
     PATIENCE_S,
@@ -361,37 +359,6 @@ def test_error_records_are_deleted_on_the_node(whose: str, tmp_path: Path) -> No
         kill(parent_of(pids[1]))  # this one can't delete its own
         assert run.wait() == 71
     assert list(scratch.iterdir()) == list(other.iterdir()) == []
-
-
-MAKES = """
-    import os, sys
-    from distlaunch.agent import scratch
-
-    def look(frame, event, argument):
-        scratch.remove_abandoned()
-        looks.append(frame.f_lineno)
-        return look
-
-    looks, directory = [], scratch.Directory()
-    sys.settrace(lambda frame, *_: look if frame.f_code.co_filename == scratch.__file__ else None)
-    directory.make()
-    sys.settrace(None)
-    scratch.remove_abandoned()
-    print(len(looks), os.path.isdir(directory.path))
-"""
-
-
-def test_a_directory_for_error_records_is_not_taken_for_abandoned_while_it_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whenever another agent looks for abandoned ones: here, before each line."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    looks, is_there = completed([sys.executable, "-c", dedent(MAKES)], status=0).stdout.split()
-    assert int(looks) > 10
-    assert is_there == "True"
-    assert len(list(tmp_path.iterdir())) == 1
-    remove_abandoned()  # its process has ended
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_job_continues_when_the_disk_behind_stdout_is_full(tmp_path: Path) -> None:

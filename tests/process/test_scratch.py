@@ -1,13 +1,16 @@
-"""Directories that the agent and torchrun write to where places are full, read-only or missing."""
+"""Directories that the agent and torchrun write to, also where places are full, read-only or missing."""
 
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 from shlex import quote
+from textwrap import dedent
 
 import pytest
 
+from distlaunch.agent.scratch import remove_abandoned
 from tests.cluster.hosts import why_not
 from tests.harness import ROOT, Done, completed, distlaunch_argv, write_job
 
@@ -101,3 +104,34 @@ def test_torchruns_run_directory_is_where_room_is(spoilt: list[str], place: str,
     found = re.search(r"with exit status 3; logs: ((.*)/[^/]+)\n", done.stderr)
     assert found and found[2] == place, done.stderr
     shutil.rmtree(found[1])
+
+
+MAKES = """
+    import os, sys
+    from distlaunch.agent import scratch
+
+    def look(frame, event, argument):
+        scratch.remove_abandoned()
+        looks.append(frame.f_lineno)
+        return look
+
+    looks, directory = [], scratch.Directory()
+    sys.settrace(lambda frame, *_: look if frame.f_code.co_filename == scratch.__file__ else None)
+    directory.make()
+    sys.settrace(None)
+    scratch.remove_abandoned()
+    print(len(looks), os.path.isdir(directory.path))
+"""
+
+
+def test_a_directory_for_error_records_is_not_taken_for_abandoned_while_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever another agent looks for abandoned ones: here, before each line."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    looks, is_there = completed([sys.executable, "-c", dedent(MAKES)], status=0).stdout.split()
+    assert int(looks) > 10
+    assert is_there == "True"
+    assert len(list(tmp_path.iterdir())) == 1
+    remove_abandoned()  # its process has ended
+    assert list(tmp_path.iterdir()) == []
