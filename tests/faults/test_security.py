@@ -345,6 +345,10 @@ SPEAKERS: dict[str, tuple[str, dict[str, Any]]] = {
     "a value of the job file": ("run", {**worker_of(""), "backend": "".join(COMMANDS)}),
     "a path of the job file": ("run", {"script": "x", "workdir": "".join(COMMANDS), "gpus_per_node": 0}),
     "a plan as a script": ("dry-run --format=shell", {**worker_of(""), "args": [f"<{c}>" for c in COMMANDS]}),
+    "an export": (
+        "export kubernetes",
+        {**worker_of(""), "env": {"A": "".join(COMMANDS)}, "kubernetes": {"image": "i"}},
+    ),
     "a plan": ("dry-run", {**worker_of(""), "name": "".join(COMMANDS), "args": COMMANDS}),
 }
 """Who says it → the command that shows it, and the job."""
@@ -370,6 +374,8 @@ def test_terminal_commands_are_escaped(speaker: str, log: str, tmp_path: Path, f
     if log:
         (kept,) = tmp_path.glob(f"runs/*/{log}")
         assert kept.read_bytes() == BYTES
+        _, again = harness.on_a_terminal("logs", str(kept.parent))
+        assert (obeyed(again), b"\\" in again) == ([], True)
 
 
 @pytest.mark.fault(71, "LD_PRELOAD and PYTHONPATH in the job's env", promise="11")

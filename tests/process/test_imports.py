@@ -86,11 +86,14 @@ def test_a_dash_is_standard_input(kind: str, text: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["submit", "run", "import torchrun", "import accelerate"])
-def test_other_commands_point_to_the_import_of_a_batch_script(command: str) -> None:
+def test_other_commands_point_to_the_import_of_a_batch_script(command: str, tmp_path: Path) -> None:
     refused = distlaunch(*command.split(), "-", input=BATCH)
     assert (refused.returncode, refused.stdout) == (2, "")
     told = "standard input is a Slurm batch script, not a job file: submit it with sbatch, or convert it"
     assert refused.stderr == f"distlaunch: {told} with `distlaunch import sbatch -`\n"
+    script = tmp_path / "train.sh"
+    script.write_text(BATCH)
+    assert "`distlaunch import sbatch " in distlaunch(*command.split(), str(script), status=2).stderr
 
 
 def test_reports_a_mistake_in_one_line() -> None:

@@ -640,7 +640,7 @@ def test_a_job_file_means_the_runs_of_this_file_only(tmp_path: Path, gate: Path)
         done = ran(tmp_path, "stop", word)
         assert f"2 runs of {word} are running: {renamed}, {mine}; specify one by its ID" in done.stderr
     assert f"{theirs}: CANCELLED" in ran(tmp_path, "stop", "other/job.yaml").stderr
-    for word in ("stop", "logs"):
+    for word in ("stop", "logs", "attach", "wait", "why"):
         assert ran(tmp_path, word, "job.yml").returncode == 2  # no run of that file, though one named job
 
 
