@@ -31,6 +31,8 @@ def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
     """
     alone = isinstance(place, int)  # on its link
     node = place if isinstance(place, int) else place[1][os.environ[place[0]]]
+    if mistake := sweep.foreign_proc():
+        raise SystemExit(mistake)
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     sweep.become_subreaper()
     guardian, directory = os.getpid(), scratch.Directory()

@@ -46,6 +46,18 @@ def _prctl(option: int, number: int) -> None:
     ctypes.CDLL(None).prctl(option, number, 0, 0, 0)
 
 
+def foreign_proc() -> str:
+    """Return an error message if /proc shows another PID namespace, where PIDs mean other processes."""
+    try:
+        shown = os.readlink("/proc/self")
+    except OSError:
+        return ""  # not mounted
+    if shown == str(os.getpid()):
+        return ""
+    where = "/proc shows another PID namespace, so its PIDs mean other processes"
+    return where + "; mount this one's, as by `unshare --pid --fork --mount-proc`"
+
+
 def become_subreaper() -> None:
     """Reparent orphaned descendants to this process."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)

@@ -93,11 +93,13 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
 
     With `own_first`, return the status of a rank that failed here, if any. The `signums` are already blocked.
 
-    Raises `DistlaunchError` if the directory for logs can't be created.
+    Raises `DistlaunchError` if the directory for logs can't be created, or /proc isn't usable.
     """
     with suppress(OSError):  # the agent notices that the controller is gone
         seat.connection.sendall(wire.HELLO_PREFIX + seat.nonce.encode() + b"\n")
     try:
+        if mistake := sweep.foreign_proc():
+            raise DistlaunchError(mistake)
         part.logs(seat.run_id, seat.node)
     except DistlaunchError as error:
         _report_end(seat, wire.LEFT_EARLY, str(error))

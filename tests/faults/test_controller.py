@@ -116,11 +116,26 @@ OTHER_TIMES = """
 """
 
 
+INSIDE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+namespaces = pytest.mark.skipif(
+    os.geteuid() != 0 or bool(harness.completed([*INSIDE, "unshare", "--time", "true"]).returncode),
+    reason="namespaces are needed, which only root can make",
+)
+
+
+@namespaces
+def test_starts_nothing_where_pids_in_proc_mean_other_processes(tmp_path: Path) -> None:
+    """In a PID namespace inside another one, whose /proc is still there."""
+    job = write_job(tmp_path, "print('started')", ONE)
+    argv = [*INSIDE, "unshare", "--pid", "--fork", "--kill-child", *harness.distlaunch_argv("run", str(job))]
+    done = harness.completed(argv, status=69)
+    assert "| /proc shows another PID namespace" in done.stderr
+    assert "started" not in done.stdout
+
+
+@namespaces
 def test_a_start_among_other_times_spares_what_is_alive(tmp_path: Path) -> None:
     """Start times of processes differ between time namespaces. This happens inside a PID namespace."""
-    inside = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-    if os.geteuid() or harness.completed([*inside, "unshare", "--time", "--fork", "true"]).returncode:
-        pytest.skip("namespaces are needed, which only root can make")
     for name in ("living", "next"):
         (tmp_path / name).mkdir()
     write_job(tmp_path / "living", "open('../up', 'w').write('up\\n'); open('../gate').read()", ONE)
@@ -128,7 +143,7 @@ def test_a_start_among_other_times_spares_what_is_alive(tmp_path: Path) -> None:
     for name in ("up", "gate"):
         os.mkfifo(tmp_path / name)
     done = harness.completed(
-        [*inside, "sh", "-ec", OTHER_TIMES, "sh", *harness.distlaunch_argv("run")], cwd=tmp_path
+        [*INSIDE, "sh", "-ec", OTHER_TIMES, "sh", *harness.distlaunch_argv("run")], cwd=tmp_path
     )
     assert (done.returncode, "left over" in done.stderr) == (0, False), done.stderr
 
