@@ -10,6 +10,7 @@ from itertools import chain, product
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.agent.sweep import job_id
 from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.observers import run_list
 from distlaunch.observers.run_list import Ticket
@@ -355,10 +356,12 @@ def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None
 
     Call `tell` with messages about waiting. Stop early if a signal arrives. Raises `DistlaunchError`.
     """
-    run = None if (queued := submission(word)) else find(word)
+    queued = submission(word)
+    around = queued and queued.id == job_id(os.environ.get)  # which ends only after this command
+    run = run_of(word) if around or not queued else None
     if run:
         yield run
-        queued = _sent(run)
+        queued = None if around else _sent(run)
     before = run
     if queued is None or interrupts.any():
         return

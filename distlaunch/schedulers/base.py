@@ -242,9 +242,10 @@ class Scheduler:
         raise NotImplementedError
 
     def array_tasks(self, job: str) -> dict[str, str]:
-        """Return the tasks of an array that are in the queue, or one of them, by name, with their job IDs.
+        """Return the job IDs of an array's tasks that are in the queue, by their names, such as `12_3`.
 
-        Other jobs have none. Raises `DistlaunchError`.
+        For such a name, return only that task, even if it has just ended. Jobs that aren't arrays have none.
+        Raises `DistlaunchError`.
         """
         return {}
 

@@ -253,7 +253,9 @@ class Slurm(base.Scheduler):
 
     def array_tasks(self, job: str) -> dict[str, str]:
         """Query squeue. Tasks that wait have one entry, such as `12_[3-7]`."""
-        asked = ("--noheader", f"--jobs={job}", "--format=%F_%K|%A")
+        # The variables of an array would also be in the environment of jobs that its tasks submit.
+        ended = ["--states=all"] if "_" in job else []
+        asked = ("--noheader", f"--jobs={job}", *ended, "--format=%F_%K|%A")
         output = _call("squeue", *asked, forgives=re.compile("Invalid job id"))
         return dict(re.findall(r"(?m)^(\d+_[\d[].*)\|(\d+)$", output))
 

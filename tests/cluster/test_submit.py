@@ -103,12 +103,13 @@ def test_stops_one_task_of_an_array_and_kills_another(queue: Queue, slurm: Slurm
     wait_until(lambda: [row["state"] for row in rows()] == ["RUNNING"] * 2, lambda: str(rows("--all")))
     refused = f"{job} is a job array; in the queue are {job}_0, {job}_1; specify one, or cancel all of them"
     assert refused in distlaunch("stop", job, status=2).stderr
-    both = {rows(f"{job}_{task}")[0]["run"] for task in (0, 1)}
-    assert both == {row["run"] for row in rows()}
+    runs = [rows(f"{job}_{task}")[0]["run"] for task in (0, 1)]
+    assert {*runs} == {row["run"] for row in rows()}
     for task, options in ((1, ()), (0, ("--now",))):
         stopped = distlaunch("stop", f"{job}_{task}", *options, status=0)
         assert "CANCELLED, exit status" in stopped.stderr
         assert len(rows()) == task
+        assert distlaunch("why", f"{job}_{task}", status=0).stdout.startswith(f"{runs[task]}: CANCELLED")
         if task:
             refused = f"{job} is a job array; in the queue are {job}_0; specify one"
             assert refused in distlaunch("stop", job, status=2).stderr
@@ -132,7 +133,9 @@ def test_wait_in_ones_own_script_and_outside_is_for_one_run_of_it(queue: Queue, 
     commands = f"""
         {start[0]} -d -- go 7
         {shlex.join(distlaunch_argv("wait"))}
-        echo $? >{told}
+        first=$?
+        {shlex.join(distlaunch_argv("wait"))} $SLURM_JOB_ID
+        echo $first $? >{told}
         {start[1]} -- finish 0
         exit 5
     """
@@ -148,7 +151,7 @@ def test_wait_in_ones_own_script_and_outside_is_for_one_run_of_it(queue: Queue, 
     assert distlaunch("wait", run).returncode == 7
     assert run not in distlaunch("logs", "second").stderr
     (queue.directory / "finish").touch()
-    assert (distlaunch("wait", "second").returncode, told.read_text()) == (0, "7\n")
+    assert (distlaunch("wait", "second").returncode, told.read_text()) == (0, "7 7\n")
     failed = f"Slurm job {job} ended (FAILED), although its last run succeeded"
     assert failed in distlaunch("wait", job, status=1).stderr
 
