@@ -239,7 +239,11 @@ def find(word: str | None, alone: bool = False) -> Run:
     if alone and word is None and not going and (others := _going(known)):
         ids = listed_words([run.id for run in others])
         raise UsageError(f"no active runs of this directory; active elsewhere: {ids}; specify one by its ID")
-    if run := going[0] if going else _latest(runs) or living(word or ""):
+    run = going[0] if going else _latest(runs) or living(word or "")
+    if alone and run and run.status.job == word and re.fullmatch("[0-9]+", word):
+        what = f"{word} is the name of {run.id}, but may also be the ID of a scheduler's job"
+        raise UsageError(f"{what}; specify the run by its ID, or cancel the job with its scheduler")
+    if run:
         return run
     _check_readable(runs)
     raise UsageError(nothing)

@@ -644,6 +644,16 @@ def test_a_job_file_means_the_runs_of_this_file_only(tmp_path: Path, gate: Path)
         assert ran(tmp_path, word, "job.yml").returncode == 2  # no run of that file, though one named job
 
 
+def test_a_number_is_not_taken_for_the_name_of_a_run_to_stop(tmp_path: Path, gate: Path) -> None:
+    """It may be meant for a job of a scheduler, as with torchrun's `--rdzv_id $SLURM_JOB_ID`."""
+    write_job(tmp_path, WAITS, TWO)
+    run = ran(tmp_path, "run", "-d", "job.yaml", "--set", "name='87'", status=0).stdout.strip()
+    refused = f"87 is the name of {run}, but may also be the ID of a scheduler's job; specify the run"
+    assert refused in ran(tmp_path, "stop", "87", status=2).stderr
+    assert [row["state"] for row in listed(tmp_path)] == ["RUNNING"]
+    assert f"{run}: CANCELLED" in ran(tmp_path, "stop", run, status=0).stderr
+
+
 def test_finds_a_run_sent_elsewhere_by_its_job_file_and_the_latest_without_a_name(tmp_path: Path) -> None:
     """Whether the run was sent to a host that shares the list, or has its directory elsewhere."""
     job = write_job(tmp_path, "raise SystemExit(4)", ONE)
