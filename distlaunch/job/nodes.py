@@ -203,7 +203,7 @@ class Pool:
             config=self._around.path(ssh["config"]) if "config" in ssh else None,
             persist_s=None if ssh.get("persist") is None else max(1, round(ssh["persist"])),
             connect_s=max(1, int(timeouts.connect_s / 2)),
-            alive_s=max(1, int(timeouts.lease_s / HEARTBEATS)),
+            alive_s=max(1, round(timeouts.lease_s / HEARTBEATS)),
             **SSH.fields_of(ssh),
         )
 

@@ -57,6 +57,15 @@ def test_fixed_options_come_before_the_users_and_those_unknown_to_old_clients_ar
     assert excused == ["StdinNull", "ForkAfterAuthentication", "SessionType"]
 
 
+@pytest.mark.parametrize("lease_s", [6, 8, 10, 11, 16, 23, 30, 600])
+def test_a_silent_network_counts_as_broken_after_most_of_a_lease(lease_s: int) -> None:
+    """ssh gives up four intervals after the last answer."""
+    (node,) = spec_of(f"{{nodes: [gpu-a], script: x, timeouts: {{lease: {lease_s}s}}}}").nodes
+    given = dict(option.split("=", 1) for option in options_of(node.reach.argv()))
+    intervals = int(given["ServerAliveCountMax"]) + 1
+    assert lease_s / 2 <= intervals * int(given["ServerAliveInterval"]) <= lease_s
+
+
 def test_sets_ssh_options_but_leaves_host_keys_to_the_users_ssh() -> None:
     plain = options_of(PLAIN.argv())
     assert "HostKey" not in str(PLAIN.argv()[:-1]) and "KnownHosts" not in str(PLAIN.argv()[:-1])
