@@ -203,8 +203,10 @@ def _status(ssh: Ssh, status: int, began: bool) -> int:
     if status == NOT_OF_THE_RUN and began:
         raise DistlaunchError  # it has printed the reason
     if status == 255 and began:
-        see = f"`distlaunch ps -a {shlex.quote(ssh.host)}:` shows the runs there"
-        say(f"the SSH connection to {ssh.host} was lost, and the command may have been carried out; {see}")
+        config = ("--ssh-config", ssh.options.config) if ssh.options.config else ()
+        ps = shlex.join(["distlaunch", "ps", "-a", *config, f"{ssh.host}:"])
+        what = f"the SSH connection to {ssh.host} was lost, and the command may have been carried out"
+        say(f"{what}; `{ps}` shows the runs there")
         return Exit.UNREACHABLE
     if status == 255:
         plain = shlex.join(ssh.plain_argv)

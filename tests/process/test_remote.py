@@ -15,6 +15,7 @@ from distlaunch.cli.remote import Request, run_on, run_there
 from distlaunch.errors import DistlaunchError
 from distlaunch.supervisor.codec import VERSION
 from distlaunch.transports.ssh import Ssh
+from distlaunch.transports.transport import SshOptions
 from tests.harness import (
     Going,
     distlaunch,
@@ -83,6 +84,9 @@ def test_a_connection_that_is_lost_while_a_run_is_shown_does_not_stop_it(
     monkeypatch.setattr(Ssh, "argv_for", lambda self, command: ["/bin/sh", "-c", LOST])
     assert run_there(Ssh("gpu-a"), Request(("--version",)), name="gpu-a:r-1") == 69
     words = "to gpu-a was lost, which doesn't stop gpu-a:r-1; to continue: distlaunch attach gpu-a:r-1\n"
+    assert words in capfd.readouterr().err
+    assert run_there(Ssh("gpu-a", options=SshOptions("my config")), Request(("--version",))) == 69
+    words = "the command may have been carried out; `distlaunch ps -a --ssh-config 'my config' gpu-a:` shows"
     assert words in capfd.readouterr().err
 
 
