@@ -96,6 +96,11 @@ def _in_one_of_the_rarest(scene: Scene) -> list[RankState]:
     return sorted(chain(*_rarest(scene).values()), key=lambda worker: worker.rank)
 
 
+def _in_one_place(scene: Scene) -> list[RankState]:
+    places = {w.stack[0] if w.stack and not _call_into_torch(w, _TORCH) else "" for w in scene.ranks}
+    return scene.ranks if len(places) == 1 and places != {""} else []
+
+
 def _all(scene: Scene) -> list[RankState]:
     return scene.ranks
 
@@ -135,6 +140,7 @@ IF_RANKS_STALLED: tuple[Rule, ...] = (
     (_active, "{who} {were} still active; {others} stalled for {span}, waiting in a collective"),
     (_halted, "{who} stalled for {span}: stopped by a signal"),
     (_elsewhere, "{who} stalled for {span} in {frames}; {others} {are} waiting in a collective"),
+    (_in_one_place, "{who} stalled for {span} in {frames}"),
     (_all, "{who} stalled for {span}"),
 )
 """The rules for ranks that stalled, if nothing has failed."""
