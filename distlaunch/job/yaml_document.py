@@ -63,9 +63,9 @@ def _refused_feature(event: yaml.Event) -> tuple[str, str] | None:
         return "aliases (*name)", f"*{event.anchor}"
     if isinstance(event, yaml.ScalarEvent) and event.anchor and not event.value:
         return "anchors (&name)", f"&{event.anchor}"
-    tag = getattr(event, "tag", None) or ""
-    if isinstance(event, yaml.ScalarEvent) and tag.startswith("!"):
-        return "tags (!name)", f"{tag} {event.value}".strip()
+    tag = getattr(event, "tag", None)
+    if isinstance(event, yaml.ScalarEvent) and tag and tag not in _SCALARS:
+        return "tags (!name)", f"{tag.replace('tag:yaml.org,2002:', '!!')} {event.value}".strip()
     return None
 
 

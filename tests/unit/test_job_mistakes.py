@@ -199,6 +199,10 @@ SYNTAX = {
     "args: [?]": """2:8: an unquoted value can't be just a question mark; quote it: "?\"""",
     "args: [*x]": '2:8: aliases (*name) are not allowed in a job file; if it is plain text, quote it: "*x"',
     "args: [&x]": '2:8: anchors (&name) are not allowed in a job file; if it is plain text, quote it: "&x"',
+    "name: !!python/name:os.sep y": (
+        "2:7: tags (!name) are not allowed in a job file; if it is plain text, quote it: "
+        '"!!python/name:os.sep y"'
+    ),
     "name: !x y": '2:7: tags (!name) are not allowed in a job file; if it is plain text, quote it: "!x y"',
     "args: [--t={rank}]": """2:12: an unquoted value in a list can't contain {; quote it: "--t={rank}\"""",
     "args: [--d=${A}/x]": """2:13: an unquoted value in a list can't contain {; quote it: "--d=${A}/x\"""",
