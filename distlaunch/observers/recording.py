@@ -265,7 +265,7 @@ class Recorder(Observer):
                 names = listed(gone)
                 self.remark(f"files removed from {self._directory.path} during the run are lost: {names}")
         elif not summary.temporary:
-            what = "its logs are lost, or incomplete under the new name"
+            what = "unless it has a new name, its logs are lost"
             self.remark(f"{self._directory.path} was removed or renamed during the run: {what}")
         if self._directory.lost:
             self.remark(self._loss_words())

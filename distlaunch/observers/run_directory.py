@@ -99,10 +99,10 @@ def index_of(directory: str, backwards: bool = False) -> Iterator[Entry]:
             yield from reversed(entries) if backwards else entries
 
 
-def fd_of(directory: str, name: str) -> int:
+def fd_of(directory: str, name: str, dir_fd: int | None = None) -> int:
     """Open a regular file of this user in a run directory, which may contain anything. Raises OSError."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a named pipe would block
-    fd = os.open(os.path.join(directory, name), flags)
+    fd = os.open(os.path.join(directory, name), flags, dir_fd=dir_fd)
     status = os.fstat(fd)
     if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
         return fd
@@ -146,6 +146,8 @@ class LogWriter:
 
     def __init__(self, path: str) -> None:
         self.path, self.patience_s = path, 0.0
+        self._base = path
+        self._dir_fd: int | None = None  # that `_base` is relative to
         self._open: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
         """Bytes in each file created by this process. No other process appends to these files."""
@@ -217,17 +219,24 @@ class LogWriter:
     def _is_there(self, name: str) -> bool:
         if name in self._open:
             return os.fstat(self._open[name]).st_nlink > 0
-        return os.path.exists(os.path.join(self.path, name))
+        try:
+            os.stat(os.path.join(self._base, name), dir_fd=self._dir_fd)
+        except OSError:
+            return False
+        return True
 
-    def close(self) -> None:
-        """Write out the queue while the disk makes progress, and close the files."""
+    def close(self) -> bool:
+        """Write out the queue while the disk makes progress, and close the files.
+
+        Return False if the thread can't be stopped. It keeps the files open.
+        """
         self.flush()
-        if self._backlog.end():
+        if ended := self._backlog.end():
             while self._open:
                 os.close(self._open.popitem()[1])
         else:
-            # The thread can't be stopped, and keeps the files open.
             self._lose(None, self._backlog.waiting - self._reading)
+        return ended
 
     # In the thread
 
@@ -291,7 +300,10 @@ class LogWriter:
         return lost
 
     def _rest_of(self, name: str) -> bytes:
-        with contextlib.suppress(OSError), open(fd_of(self.path, name), "rb", buffering=0) as file:
+        with (
+            contextlib.suppress(OSError),
+            open(fd_of(self._base, name, self._dir_fd), "rb", buffering=0) as file,
+        ):
             file.seek(self._read_bytes)
             data = file.read(MAX_READ)
             self._read_bytes += len(data)
@@ -307,16 +319,16 @@ class LogWriter:
 
     def _put(self, piece: Piece) -> None:
         """Overwrite the start of a file, or replace a whole file, if possible."""
-        path = os.path.join(self.path, piece.name)
+        path, fds = os.path.join(self._base, piece.name), self._dir_fd
         place, flags = (path, 0) if piece.where == "over" else (f"{path}.new", os.O_CREAT)
         with contextlib.suppress(OSError):
-            fd = os.open(place, os.O_WRONLY | os.O_NOFOLLOW | flags, 0o600)
+            fd = os.open(place, os.O_WRONLY | os.O_NOFOLLOW | flags, 0o600, dir_fd=fds)
             with open(fd, "wb", buffering=0) as file:
                 is_whole = file.write(piece.data) == len(piece.data)
                 if place != path:  # only now: the old contents may occupy the last space on the disk
                     file.truncate(len(piece.data))
             if is_whole and place != path:
-                os.replace(place, path)
+                os.replace(place, path, src_dir_fd=fds, dst_dir_fd=fds)
 
     def _descriptor(self, name: str) -> int:
         """Create a file, with its parent directories, and return its descriptor. Raises OSError."""
@@ -324,14 +336,15 @@ class LogWriter:
             limit = os.sysconf("SC_OPEN_MAX")  # -1 = none
             if len(self._open) >= (MAX_OPEN if limit < 0 else min(MAX_OPEN, limit // OPEN_SHARE)):
                 os.close(self._open.pop(next(iter(self._open))))
-            path = os.path.join(self.path, name)
+            path, fds = os.path.join(self._base, name), self._dir_fd
             for i, letter in enumerate(name):  # not above the run directory, which may have been removed
                 if letter == "/":
                     with contextlib.suppress(FileExistsError):
-                        os.mkdir(os.path.join(self.path, name[:i]), 0o700)
+                        os.mkdir(os.path.join(self._base, name[:i]), 0o700, dir_fd=fds)
             # A file that exists already and wasn't created here was planted.
-            fresh = 0 if name in self._sizes else os.O_CREAT | os.O_EXCL
-            self._open[name] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | fresh, 0o600)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
+            flags |= 0 if name in self._sizes else os.O_CREAT | os.O_EXCL
+            self._open[name] = os.open(path, flags, 0o600, dir_fd=fds)
             self._sizes.setdefault(name, 0)
         return self._open[name]
 
@@ -345,7 +358,9 @@ class RunDirectory(LogWriter):
         _make_directories(parent)
         os.mkdir(self.path, 0o700)
         self.run_id = run_id
-        self._locked = [os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)]
+        # Names relative to the open directory remain valid if it is renamed.
+        self._base, self._dir_fd = "", os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        self._locked = [self._dir_fd]
         # systemd-tmpfiles deletes old files from /tmp, but nothing below a locked directory.
         self._lock(self._locked[0])
 
@@ -372,11 +387,14 @@ class RunDirectory(LogWriter):
         document = {"t": at, "time": round(time.time(), 6), "event": name, **fields}
         self.append(EVENTS, json.dumps(document, default=str).encode() + b"\n")
 
-    def close(self) -> None:
-        """Write out the queue, close all files, and release the locks."""
-        super().close()
-        while self._locked:
-            os.close(self._locked.pop())
+    def close(self) -> bool:
+        """Write out the queue, close all files, and release the locks. Return as `LogWriter` does."""
+        ended = super().close()
+        for fd in self._locked:
+            if ended or fd != self._dir_fd:  # which the thread may still use
+                os.close(fd)
+        self._locked.clear()
+        return ended
 
     def remove(self) -> None:
         """Delete the directory."""

@@ -334,5 +334,30 @@ def test_says_that_the_run_directory_was_removed(tmp_path: Path) -> None:
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130
     wait_gone([*pids.values()], 0.0)
-    assert " was removed or renamed during the run: its logs are lost, or incomplete under" in run.stderr
+    assert " was removed or renamed during the run: unless it has a new name, its logs are lost" in run.stderr
     assert not [*(tmp_path / "runs").iterdir()]
+
+
+def test_everything_moves_with_a_run_directory_that_is_renamed(tmp_path: Path, gate: Path) -> None:
+    """Its project, for example: the second attempt's files, the status and the summary are in it, too."""
+    (tmp_path / "project").mkdir()
+    fails_once = """
+        import os
+        print("up", flush=True)
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            open("../gate").read()
+            raise SystemExit(5)
+    """
+    with running(write_job(tmp_path / "project", fails_once, f"{ONE}restarts: 1\n")) as run:
+        run.wait_for("up")
+        was = run.run_directory()
+        (tmp_path / "project/runs").rename(tmp_path / "moved")
+        open_gate(gate)
+        assert run.wait() == 0
+    assert f"{was} was removed or renamed during the run: unless it has a new name" in run.stderr
+    (moved,) = (tmp_path / "moved").iterdir()
+    assert (moved / "attempt1/rank0.out").read_text() == "up\n"
+    (row,) = json.loads(distlaunch("ps", "-a", "--json", str(tmp_path / "moved")).stdout)
+    assert (row["state"], row["exit_status"]) == ("SUCCEEDED", 0)
+    assert (moved / "summary.json").exists()
+    assert not (tmp_path / "project/runs").exists()
