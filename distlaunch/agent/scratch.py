@@ -9,7 +9,7 @@ import fcntl
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from distlaunch.agent import procfs
 from distlaunch.agent.wire import MAX_OUTPUT
@@ -182,10 +182,10 @@ def _prefix() -> str:
     return "%s%08x-" % (PREFIX, zlib.crc32(here.encode()))
 
 
-def remove_abandoned() -> None:
-    """Delete the directories of agents that were killed together with their guardians.
+def abandoned() -> Iterator[tuple[str, int]]:
+    """Yield the directories of agents that were killed together with their guardians, and lock them.
 
-    `sweep.kill_orphans` must be called before. On a shared disk, other hosts and containers delete their own.
+    The descriptors are for `remove_abandoned`. On a shared disk, other hosts and containers find their own.
     """
     prefix = _prefix()
     for place in (*places(), MEMORY):
@@ -199,8 +199,17 @@ def remove_abandoned() -> None:
                 path = os.path.join(place, name)
                 fd = _lock(path)
                 if fd >= 0:
-                    remove(path)
-                    os.close(fd)
+                    yield path, fd
+
+
+def remove_abandoned(found: Iterable[tuple[str, int]]) -> None:
+    """Delete directories that were `abandoned` before `sweep.kill_orphans` was called.
+
+    The orphans of agents that were killed later keep their directories, by which the next agent knows them.
+    """
+    for path, fd in found:
+        remove(path)
+        os.close(fd)
 
 
 def remove(directory: str) -> None:

@@ -167,8 +167,9 @@ class Agent:
 
     def _report_orphans(self) -> None:
         """Remove leftovers of earlier runs whose agents are dead. Called once, after the first answers."""
+        directories = list(scratch.abandoned())
         killed = sweep.kill_orphans()
-        scratch.remove_abandoned()
+        scratch.remove_abandoned(directories)
         if killed:
             self._outbox.report(messages.OrphansKilled(self._node, killed))
 

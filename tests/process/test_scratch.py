@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 from shlex import quote
 from textwrap import dedent
+from unittest.mock import Mock
 
 import pytest
 
-from distlaunch.agent.scratch import remove_abandoned
+from distlaunch.agent import scratch, serve, sweep
 from tests.cluster.hosts import why_not
 from tests.harness import ROOT, Done, completed, distlaunch_argv, write_job
 
@@ -106,20 +107,28 @@ def test_torchruns_run_directory_is_where_room_is(spoilt: list[str], place: str,
     shutil.rmtree(found[1])
 
 
+def here_only(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents' directories are in this place alone."""
+    monkeypatch.setenv("TMPDIR", str(place))
+    monkeypatch.setattr(scratch, "SPARE_PLACES", ())
+    monkeypatch.setattr(scratch, "MEMORY", str(place))
+
+
 MAKES = """
     import os, sys
     from distlaunch.agent import scratch
 
     def look(frame, event, argument):
-        scratch.remove_abandoned()
+        scratch.remove_abandoned(scratch.abandoned())
         looks.append(frame.f_lineno)
         return look
 
+    scratch.SPARE_PLACES, scratch.MEMORY = (), os.environ["TMPDIR"]  # other tests' directories stay
     looks, directory = [], scratch.Directory()
     sys.settrace(lambda frame, *_: look if frame.f_code.co_filename == scratch.__file__ else None)
     directory.make()
     sys.settrace(None)
-    scratch.remove_abandoned()
+    scratch.remove_abandoned(scratch.abandoned())
     print(len(looks), os.path.isdir(directory.path))
 """
 
@@ -128,10 +137,28 @@ def test_a_directory_for_error_records_is_not_taken_for_abandoned_while_it_is_ma
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whenever another agent looks for abandoned ones: here, before each line."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    here_only(tmp_path, monkeypatch)
     looks, is_there = completed([sys.executable, "-c", dedent(MAKES)], status=0).stdout.split()
     assert int(looks) > 10
     assert is_there == "True"
     assert len(list(tmp_path.iterdir())) == 1
-    remove_abandoned()  # its process has ended
+    scratch.remove_abandoned(scratch.abandoned())  # its process has ended
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_directory_of_an_agent_that_dies_during_a_sweep_is_left_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it, the processes that the agent has left would not be known as orphans."""
+    here_only(tmp_path, monkeypatch)
+    left = tmp_path / f"{scratch._prefix()}0123456789abcdef"
+
+    def die() -> int:
+        left.mkdir(exist_ok=True)
+        return 0
+
+    monkeypatch.setattr(sweep, "kill_orphans", die)
+    serve.Agent._report_orphans(Mock())
+    assert left.exists()
+    serve.Agent._report_orphans(Mock())
+    assert not left.exists()
