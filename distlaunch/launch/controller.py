@@ -357,8 +357,11 @@ def supervise(start: Start, shown: Shown, observers: Iterable[Observer] = ()) ->
         collected, lines = controller.files.close()
         summary = summary._replace(collected=collected, collecting=lines)
     seeing.tell(Observer.ended, summary)
+    if summary.temporary:  # before its directory is removed
+        note_end(start.run_id, state.outcome)
     recorder.close()
-    note_end(start.run_id)
+    if not summary.temporary:
+        note_end(start.run_id, state.outcome)
     if start.code:
         start.code.release()
     return summary

@@ -16,7 +16,7 @@ from distlaunch.observers.recording import STDERR_BYTES, LastOutput
 from distlaunch.observers.run_directory import STOPPED, fd_of
 from distlaunch.plan.workers import destinations
 from distlaunch.runs.replay import Playback, typed
-from distlaunch.runs.run import Run, document_in, has_pid_here, living, run_in
+from distlaunch.runs.run import Run, document_in, has_pid_here, living, remembered, run_in
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.state import Phase, State
 from distlaunch.supervisor.status import RunState
@@ -65,9 +65,10 @@ def over(run: Run) -> Run:
     """Return the run's current state. Without its directory and controller, it is lost unless it was over."""
     if now := run_in(run.directory) or living(run.id, run.status.controller.pid):
         return now
+    if run.status.state.over or (now := remembered(run.id)):
+        return now or run._replace(alive=False)
     why = "its run directory was removed or renamed" + ("; the run may still be active" if run.host else "")
-    status = run.status if run.status.state.over else run.status._replace(state=RunState.LOST, why=why)
-    return run._replace(alive=False, status=status)
+    return run._replace(alive=False, status=run.status._replace(state=RunState.LOST, why=why))
 
 
 def pause(interrupts: Interrupts, seconds: float) -> None:

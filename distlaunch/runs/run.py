@@ -31,6 +31,7 @@ from distlaunch.observers.run_list import (
     listed,
     note_end,
     noted_ends,
+    noted_status,
     starts_in,
     starts_path,
     ways,
@@ -105,6 +106,17 @@ def living(run: str, pid: int | None = None) -> Run | None:
             if (found := _run_of(directory, document, True, at) or unread).id == run:
                 return found
     return None
+
+
+def remembered(run: str) -> Run | None:
+    """Return a run by the record of its end, if its directory is gone, as with torchrun."""
+    entry, ended, at = listed().get(run), noted_status(run), time.time()
+    if entry is None or ended is None or os.path.isdir(entry.directory):
+        return None
+    state = RunState.FAILED if ended else RunState.SUCCEEDED
+    why = "its run directory was removed or renamed" if ended else ""
+    status = Status(run, _job_of(run), state, at, at, ControllerProcess(entry.host, 0))
+    return Run(entry.directory, status._replace(exit_status=ended, why=why), alive=False, heard=None)
 
 
 def _run_of(directory: str, document: Mapping[str, Any], locked: bool | None, saved: float) -> Run | None:

@@ -15,7 +15,19 @@ from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.observers import run_list
 from distlaunch.observers.run_list import Ticket
 from distlaunch.runs.following import over, pause
-from distlaunch.runs.run import JOB_FILES, LOGS, Run, afar, directories, find, named, run_in, scanned, when
+from distlaunch.runs.run import (
+    JOB_FILES,
+    LOGS,
+    Run,
+    afar,
+    directories,
+    find,
+    named,
+    remembered,
+    run_in,
+    scanned,
+    when,
+)
 from distlaunch.schedulers import DEFAULT, TABLE, load, title_of
 from distlaunch.schedulers.queue import CANCELLED, GONE, Queued, ToolMissingError, output_path
 from distlaunch.signals import Interrupts
@@ -358,7 +370,7 @@ def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None
     """
     queued = submission(word)
     around = queued and queued.id == job_id(os.environ.get)  # which ends only after this command
-    run = run_of(word) if around or not queued else None
+    run = remembered(word or "") or run_of(word) if around or not queued else None
     if run:
         yield run
         queued = None if around else _sent(run)
@@ -372,6 +384,8 @@ def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None
         state = state_of(queued)
         if re.match(_FAILED, state.state):  # its script did more than the run
             raise DistlaunchError(f"{queued.name} {state.ending}, although its last run succeeded")
+        if state.state == GONE.state:
+            tell(f"{queued.name} left the queue; whether its script failed after the run is unknown")
 
 
 def all_runs(word: str | None) -> list[Run]:
@@ -434,7 +448,7 @@ def _next(
             state = _polled(queued)
             if state.over:
                 run = _newer(queued, before)
-                if not (run or before):
+                if not (run or before or (run := _last_remembered(queued))):
                     raise DistlaunchError(_without_run(queued, state))
                 return run
             if state.waits and state.words != announced:
@@ -447,6 +461,12 @@ def _next(
 def _newer(queued: Submission, before: Run | None) -> Run | None:
     run = latest_run(queued)
     return run if run and (before is None or run.id != before.id) else None
+
+
+def _last_remembered(queued: Submission) -> Run | None:
+    return next(
+        filter(None, (remembered(os.path.basename(path)) for path in _directories(queued)[-1:])), None
+    )
 
 
 def _without_run(queued: Submission, state: Queued) -> str:

@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import shlex
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,18 @@ import pytest
 
 from tests.cluster.hosts import GONE_S, Bed, bed_up, missing, parent_of, program_of
 from tests.cluster.hosts import why_not as why_no_hosts
-from tests.harness import cookie_holders, descendants_of, distlaunch, on_time, program, wait_gone, wait_until
+from tests.harness import (
+    PATIENCE_S,
+    completed,
+    cookie_holders,
+    descendants_of,
+    distlaunch,
+    distlaunch_argv,
+    on_time,
+    program,
+    wait_gone,
+    wait_until,
+)
 from tests.queued import NODES, Queue, rows
 
 pytestmark = pytest.mark.together("grid engine")
@@ -135,6 +148,25 @@ def test_stops_a_job_that_runs(queue: GridEngineQueue) -> None:
     assert distlaunch("wait", going.job).returncode == 143
     going.wait_gone()
     assert rows() == []
+
+
+def test_what_ones_own_script_does_after_its_run_is_unknown(
+    queue: GridEngineQueue, engine: GridEngine
+) -> None:
+    run = shlex.join(distlaunch_argv("run", str(queue.job("pass")), "-q"))
+    state = f"XDG_STATE_HOME={shlex.quote(os.environ['XDG_STATE_HOME'])}"
+    (queue.directory / "own.sh").write_text(
+        f"#!/bin/sh\n{state} {run}\nread go <{queue.directory}/go\nexit 5\n"
+    )
+    os.mkfifo(queue.directory / "go")
+    submit = ("qsub", "-terse", "-cwd", "-S", "/bin/sh", "-pe", "mpi", "6", str(queue.directory / "own.sh"))
+    job = completed(submit, 0).stdout.strip()
+    queue.known.append(job)
+    wait_until(lambda: [row["state"] for row in rows("-a")] == ["SUCCEEDED"], lambda: str(rows("-a")))
+    with subprocess.Popen(distlaunch_argv("wait", job), stderr=subprocess.PIPE, text=True) as waiting:
+        (queue.directory / "go").write_text("\n")
+        _, told = waiting.communicate(timeout=PATIENCE_S)
+    assert (waiting.returncode, "whether its script failed after the run is unknown" in told) == (0, True)
 
 
 def test_ranks_get_the_signal_that_on_warning_names(queue: GridEngineQueue) -> None:

@@ -1,9 +1,11 @@
 """Jobs that are submitted to a real Slurm: from the queue to their ends, and again."""
 
+import os
 import re
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -154,6 +156,25 @@ def test_wait_in_ones_own_script_and_outside_is_for_one_run_of_it(queue: Queue, 
     assert (distlaunch("wait", "second").returncode, told.read_text()) == (0, "7 7\n")
     failed = f"Slurm job {job} ended (FAILED), although its last run succeeded"
     assert failed in distlaunch("wait", job, status=1).stderr
+
+
+def test_the_status_of_a_run_that_removes_its_directory_is_known(queue: Queue, slurm: Slurm) -> None:
+    """As tasks of `exec` do, and torchrun."""
+    queue.job(TOLD)
+    task = shlex.join(distlaunch_argv("exec", "--", sys.executable, "worker.py", "go", "0"))
+    (queue.directory / "own.sh").write_text(f"#!/bin/sh\nsrun --kill-on-bad-exit=1 {task}\n")
+    job = slurm.tool("sbatch", "--parsable", f"-N{NODES}", "-n2", str(queue.directory / "own.sh"))
+    queue.known.append(job)
+    wait_until(lambda: [row["state"] for row in rows()] == ["RUNNING"], lambda: str(rows("--all")))
+    (row,) = rows()
+    with (
+        subprocess.Popen(distlaunch_argv("wait", job)) as one,
+        subprocess.Popen(distlaunch_argv("wait", row["run"])) as other,
+    ):
+        (queue.directory / "go").touch()
+        assert (one.wait(PATIENCE_S), other.wait(PATIENCE_S)) == (0, 0)
+    assert not os.path.exists(row["directory"])
+    distlaunch("wait", job, status=0)
 
 
 def test_the_id_of_a_job_with_several_runs_means_the_active_one(queue: Queue, slurm: Slurm) -> None:

@@ -259,6 +259,8 @@ def test_a_job_whose_run_was_deleted_is_not_listed_as_failed(queue: Queue) -> No
     assert known.read_text() == ""
     known.write_text(before)  # as with a job that was submitted later than what is old
     assert rows("--all") == []
+    distlaunch("wait", job, status=0)
+    known.write_text("".join(line for line in before.splitlines(True) if '"over"' not in line))
     told = f"{queue.name} left the queue; the directory of its run was removed"
     assert told in distlaunch("wait", job, status=1).stderr
 
