@@ -5,7 +5,9 @@ from enum import Enum
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.supervisor.nodes import may_be_occupied
 from distlaunch.supervisor.state import Phase, State
+from distlaunch.wording import listed
 
 VERSION = 1
 """Version of status.json. It changes whenever the format changes incompatibly."""
@@ -125,8 +127,24 @@ def status_now(last: Status, state: State, now: float) -> Status:
         where=_where(state),
         restarts=state.spec.restarts_before + len(state.restarts),
         exit_status=state.outcome if here.over else None,
-        why=state.cause.text if state.cause else "",
+        why=_why(state),
     )
+
+
+def _why(state: State) -> str:
+    """Return the root cause. After a stop, also name the nodes on which ranks may be left.
+
+    A scheduler ends what is left on its nodes.
+    """
+    cause, pool = state.cause, enumerate(state.nodes)
+    if cause is None:
+        return ""
+    stopped = cause.cancelled and state.phase is Phase.DONE
+    left = [
+        i for i, node in pool if stopped and may_be_occupied(node) and not state.spec.pool[i].reach.allocated
+    ]
+    where = f"; ranks may be left on {listed([*map(state.label, left)])}, which did not confirm the cleanup"
+    return cause.text + (where if left else "")
 
 
 def _where(state: State) -> str:

@@ -21,6 +21,7 @@ from distlaunch.supervisor.events import AddressesFound, Event, LinkEnded, Outpu
 from distlaunch.supervisor.nodes import Lost, Route, failure_of, is_over, route_of
 from distlaunch.supervisor.preparing import start_command
 from distlaunch.supervisor.state import Phase, Timer
+from distlaunch.supervisor.status import ControllerProcess, RunState, Status, status_now
 from distlaunch.supervisor.step import begin, step
 from distlaunch.supervisor.summary import Summary
 from distlaunch.transports.failure import Kind, LinkFailure
@@ -762,6 +763,18 @@ def test_gives_up_nodes_that_do_not_confirm_after_grace_and_margin() -> None:
     (warning,) = texts(actions, "warning")
     assert warning.startswith("gave up on b: it did not confirm its cleanup; check that no ranks are left")
     assert isinstance(job.state.nodes[1], Lost)
+
+
+def test_the_status_of_a_stopped_run_names_the_nodes_on_which_ranks_may_be_left() -> None:
+    """`distlaunch stop` shows nothing else of the run."""
+    job = History().to_running()
+    job.feed(SIGINT, Swept(0, 0, 0), lost(0))
+    job.wait(STOP_S + STOP_MARGIN_S)
+    began = Status("r", "job", RunState.STOPPING, T, T, ControllerProcess("", 0))
+    status = status_now(began, job.state, job.now)
+    assert status.state is RunState.CANCELLED
+    words = "stopped by SIGINT; ranks may be left on b, which did not confirm the cleanup"
+    assert status.why == words
 
 
 def test_a_clean_node_may_deliver_its_output_longer_but_not_for_ever() -> None:
