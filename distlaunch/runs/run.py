@@ -232,7 +232,7 @@ def find(word: str | None, alone: bool = False) -> Run:
         runs = {run: path for run, path in known.items() if run in started | below}
         which = "of this directory"
         nothing = f"no runs below the current directory or started from it; specify one ({_LIST})"
-    elif os.path.isdir(word) or (os.sep in word and not (word.endswith(JOB_FILES) or _of_name(word, known))):
+    elif _is_place(word, known):
         _check_own(word)
         if found := run_in(os.path.abspath(word)):
             return found
@@ -259,6 +259,14 @@ def find(word: str | None, alone: bool = False) -> Run:
         return run
     _check_readable(runs)
     raise UsageError(nothing)
+
+
+def _is_place(word: str, known: Mapping[str, str]) -> bool:
+    """Return whether a word is a directory's path. If it is also the name of a job, ./NAME is the path."""
+    if os.path.isdir(word) and (os.sep in word or run_in(os.path.abspath(word))):
+        return True
+    is_path = os.path.isdir(word) or (os.sep in word and not word.endswith(JOB_FILES))
+    return is_path and not _of_name(word, known)
 
 
 def _check_own(directory: str) -> None:

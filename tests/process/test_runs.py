@@ -644,6 +644,20 @@ def test_a_job_file_means_the_runs_of_this_file_only(tmp_path: Path, gate: Path)
         assert ran(tmp_path, word, "job.yml").returncode == 2  # no run of that file, though one named job
 
 
+def test_the_name_of_a_job_is_not_taken_for_the_directory_of_other_runs(tmp_path: Path, gate: Path) -> None:
+    """Or for a directory without runs, such as a Python package."""
+    for name in ("job", "package"):
+        (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / "job/gate")
+    write_job(tmp_path / "job", WAITS, TWO)
+    mine, start = left(tmp_path), ("run", "-d", "job.yaml", "--set")
+    package = ran(tmp_path, *start, "name=package", status=0).stdout.strip()
+    other = ran(tmp_path / "job", *start, "name=other", status=0).stdout.strip()
+    assert f"{package}: CANCELLED" in ran(tmp_path, "stop", "package", status=0).stderr
+    assert f"{mine}: CANCELLED" in ran(tmp_path, "stop", "job", status=0).stderr
+    assert f"{other}: CANCELLED" in ran(tmp_path, "stop", "./job", status=0).stderr
+
+
 def test_a_number_is_not_taken_for_the_name_of_a_run_to_stop(tmp_path: Path, gate: Path) -> None:
     """It may be meant for a job of a scheduler, as with torchrun's `--rdzv_id $SLURM_JOB_ID`."""
     write_job(tmp_path, WAITS, TWO)
