@@ -121,11 +121,17 @@ def ssh_to(host: str, config: str | None, port: int | None = None, words: Sequen
     return Ssh(name, user or None, port, SshOptions(config, tuple(words)))
 
 
-def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = print_raw, name: str = "") -> int:
+def run_there(
+    ssh: Ssh,
+    request: Request,
+    show: Callable[[bytes], object] = print_raw,
+    name: str = "",
+    runs: bool = False,
+) -> int:
     """Run the command remotely; return its exit status. Its stdout goes to `show`, by default local stdout.
 
-    With the `name` of a run, Ctrl-C and a lost connection print that the run is not stopped. Raises
-    `DistlaunchError`.
+    With the `name` of a run, Ctrl-C and a lost connection print that the run is not stopped, and if it `runs`
+    for certain, so does a connection that fails. Raises `DistlaunchError`.
     """
     if show is print_raw:  # escaping must be done by lines, so it is done there
         shown = "".join(str(fd) for fd in (1, 2) if os.isatty(fd))
@@ -149,7 +155,7 @@ def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = prin
                 stop = shlex.join(["distlaunch", "stop", *config, name])
                 say(f"detached from {name} without stopping it; `{stop}` stops it")
             raise
-    if name and began and process.returncode == 255:
+    if name and (began or runs) and process.returncode == 255:
         attach = shlex.join(["distlaunch", "attach", *config, name])
         say(f"the SSH connection to {ssh.host} was lost, which doesn't stop {name}; to continue: {attach}")
         return Exit.UNREACHABLE
@@ -244,7 +250,8 @@ def run_on(
         if sys.stderr.isatty():
             say(f"running, controlled from {host}; follow it with `distlaunch attach {run}`")
         return Exit.OK
-    return note_end_seen("attach", run, run_there(ssh, Request(("attach", "--all", run)), name=run))
+    status = run_there(ssh, Request(("attach", "--all", run)), name=run, runs=True)
+    return note_end_seen("attach", run, status)
 
 
 def submit_on(
@@ -260,7 +267,7 @@ def submit_on(
     queued = len(text.split()) == 1
     print_text(f"{host}:{text}" if queued else text)
     if status == Exit.OK and queued and waits:
-        return run_there(ssh, Request(("wait", text.strip())), name=f"{host}:{text.strip()}")
+        return run_there(ssh, Request(("wait", text.strip())), name=f"{host}:{text.strip()}", runs=True)
     if status == Exit.OK and queued and sys.stderr.isatty():
         option = f" --ssh-config {shlex.quote(config)}" if config else ""
         say(f"submitted on {host}; follow it with `distlaunch attach{option} {host}:{text.strip()}`")

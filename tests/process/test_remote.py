@@ -85,6 +85,10 @@ def test_a_connection_that_is_lost_while_a_run_is_shown_does_not_stop_it(
     assert run_there(Ssh("gpu-a"), Request(("--version",)), name="gpu-a:r-1") == 69
     words = "to gpu-a was lost, which doesn't stop gpu-a:r-1; to continue: distlaunch attach gpu-a:r-1\n"
     assert words in capfd.readouterr().err
+    monkeypatch.setattr(Ssh, "argv_for", lambda self, command: ["/bin/sh", "-c", "exit 255"])
+    assert run_there(Ssh("gpu-a"), Request(("--version",)), name="gpu-a:r-1", runs=True) == 69
+    assert words in capfd.readouterr().err  # the connection that follows a run which another one has started
+    monkeypatch.setattr(Ssh, "argv_for", lambda self, command: ["/bin/sh", "-c", LOST])
     assert run_there(Ssh("gpu-a", options=SshOptions("my config")), Request(("--version",))) == 69
     words = "the command may have been carried out; `distlaunch ps -a --ssh-config 'my config' gpu-a:` shows"
     assert words in capfd.readouterr().err
