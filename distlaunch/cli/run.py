@@ -17,7 +17,7 @@ from distlaunch.cli.output import UnwritableError, print_json, print_run, say  #
 from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.link import Link
-from distlaunch.launch.start import Start, start_run
+from distlaunch.launch.start import Start, in_rank, start_run
 from distlaunch.schedulers import MPI_SIZES, step_size, step_title, task_number
 from distlaunch.signals import Interrupts, Signals
 
@@ -253,7 +253,11 @@ def run_detached(spec: JobSpec, quiet: bool = False) -> int:
         status = os.waitstatus_to_exitcode(os.waitpid(controller, 0)[1])
         return status if status >= 0 else 128 - status
     print_run(run)
-    if sys.stderr.isatty() and not quiet:
+    if in_rank():
+        say(
+            f"a rank started {run}, which will be killed when that rank exits; `distlaunch wait` waits for it"
+        )
+    elif sys.stderr.isatty() and not quiet:
         say(f"running in the background; follow it with `distlaunch attach {run}`")
     return Exit.OK
 

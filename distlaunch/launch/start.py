@@ -91,7 +91,7 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
         spec = spec._replace(invocation=spec.invocation._replace(script=script))
     if spec.logs.torchrun:
         spec = spec._replace(allocation=_surrounding(bool(listener)))
-    if spec.allocation and spec.allocation.queued and _is_own_rank():  # the job's run is another one
+    if spec.allocation and spec.allocation.queued and in_rank():  # the job's run is another one
         spec = spec._replace(allocation=spec.allocation._replace(queued=False))
     if spec.allocation and spec.allocation.queued:
         spec = _continued(spec)
@@ -142,8 +142,8 @@ def _surrounding(needed: bool) -> Allocation | None:
     return None
 
 
-def _is_own_rank() -> bool:
-    """Return whether a rank of a run in this scheduler's job has started this process."""
+def in_rank() -> bool:
+    """Return whether a rank of a run on this machine, in the same scheduler job, has started this process."""
     if "DISTLAUNCH_AGENT" not in os.environ:
         return False
     from distlaunch.agent import sweep  # few jobs are nested

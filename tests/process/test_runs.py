@@ -644,6 +644,18 @@ def test_a_job_file_means_the_runs_of_this_file_only(tmp_path: Path, gate: Path)
         assert ran(tmp_path, word, "job.yml").returncode == 2  # no run of that file, though one named job
 
 
+def test_a_detached_run_that_a_rank_has_started_ends_with_it_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "next").mkdir()
+    inner = distlaunch_argv(
+        "run", "-d", str(write_job(tmp_path / "next", "import signal; signal.pause()", ONE))
+    )
+    starts = f"import subprocess; print('next', subprocess.check_output({inner}, text=True), flush=True)"
+    done = distlaunch("run", str(write_job(tmp_path, starts, ONE)), status=0)
+    (run,) = re.findall(r"next (\S+)", done.stdout)
+    assert f"a rank started {run}, which will be killed when that rank exits" in done.stderr
+    wait_gone(holders_of(f"DISTLAUNCH_RUN_ID={run}"), PATIENCE_S)
+
+
 def test_the_name_of_a_job_is_not_taken_for_the_directory_of_other_runs(tmp_path: Path, gate: Path) -> None:
     """Or for a directory without runs, such as a Python package."""
     for name in ("job", "package"):
