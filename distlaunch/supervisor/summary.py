@@ -84,10 +84,11 @@ class Summary(Frozen):
         watched = self.state.plan is not None and self.state.plan.join_s is not None
         if not watched or len(workers) < 2 or workers.counts.joined or spec.program.kind == "command":
             return []
-        copies = f"{len(workers)} independent copies of the {spec.program.kind} ran"
+        # Ranks may also have joined only between two looks at their connections.
+        copies = f"{len(workers)} independent copies of the {spec.program.kind} may have run"
         advice = "to train together, it must call torch.distributed.init_process_group"
         unless = "; otherwise, set rendezvous: none" if spec.places else ""
-        return [f"no rank joined the rendezvous, so {copies}; {advice}{unless}"]
+        return [f"no rank was seen to join the rendezvous, so {copies}; {advice}{unless}"]
 
     def node_lines(self) -> list[str]:
         """Return why nodes can't be used, with advice and the last output of the transport."""

@@ -338,7 +338,7 @@ def ran(site: Site, nodes: list[Node], *options: str) -> tuple[int, list[str], l
     (site.directory / "worker.py").write_text(worker)
     path = site.job(nodes, command=None, script="worker.py")
     done = distlaunch("run", str(path), *options, cwd=site.directory)
-    said = [line for line in done.stderr.splitlines() if "no rank joined the rendezvous" not in line]
+    said = [line for line in done.stderr.splitlines() if "no rank was seen to join" not in line]
     return done.returncode, said, sorted(done.stdout.splitlines())
 
 
