@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from shlex import join
 from typing import TYPE_CHECKING
 
 from distlaunch.agent import procfs
@@ -114,7 +115,7 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
         directory.remove()
         raise
     if spec.allocation and spec.allocation.queued:
-        append(path_of_starts(spec), Begun(run_id, spec.name, spec.allocation.starts)._asdict())
+        append(path_of_starts(spec), _begun(spec, run_id, spec.allocation)._asdict())
     note_begin(run_id, directory.path, status.controller.host, _ticket(spec, listener))
     # Looking up addresses takes as long as the name server does, so it runs while links are being opened.
     return Start(spec, run_id, directory, status, links, ask_addresses(spec), began, listener, code)
@@ -220,13 +221,16 @@ def _continued(spec: JobSpec) -> JobSpec:
     allocation = spec.allocation
     if allocation is None or not allocation.starts:
         return spec
-    starts = [each for each in starts_in(path_of_starts(spec)) if each.job == spec.name]
-    before = [each for each in starts if each.starts < allocation.starts]
+    before = _begun(spec, "", allocation).continued(starts_in(path_of_starts(spec)))
     if not before:
         return spec
     last = status_in(os.path.join(spec.logs.directory, before[-1].run))
     restarts = last.restarts + 1 if last else len(before)
     return spec._replace(invocation=spec.invocation._replace(earlier=Earlier(before[0].run, restarts)))
+
+
+def _begun(spec: JobSpec, run_id: str, allocation: Allocation) -> Begun:
+    return Begun(run_id, spec.name, allocation.starts, join(spec.program.args))
 
 
 def path_of_starts(spec: JobSpec) -> str:

@@ -209,11 +209,29 @@ def _locked(path: str, flags: int = os.O_APPEND) -> Iterator[int]:
 
 
 class Begun(Frozen):
-    """A start of a queued job: the run's ID, the job's name, and the scheduler's count of earlier starts."""
+    """A run of a queued job: its ID, the job's name, the number of earlier starts, and the arguments."""
 
     run: str
     job: str
     starts: int
+    args: str = ""
+
+    def continued(self, earlier: Sequence["Begun"]) -> list["Begun"]:
+        """Return the runs of earlier starts that this run continues, one of each start, oldest first.
+
+        A script may start several runs of one name. The same arguments and, among these, the order tell which
+        is which. The arguments may also have changed, for example to resume.
+        """
+        same = [each for each in earlier if each.job == self.job]
+        if any(each.args == self.args for each in same if each.starts < self.starts):
+            same = [each for each in same if each.args == self.args]
+        by_start: dict[int, list[Begun]] = {}
+        for each in same:
+            by_start.setdefault(each.starts, []).append(each)
+        place = len(by_start.get(self.starts, []))
+        return [
+            runs[place] for starts, runs in by_start.items() if starts < self.starts and len(runs) > place
+        ]
 
 
 def starts_path(directory: str, queued: str, scheduler: str) -> str:
@@ -224,7 +242,7 @@ def starts_path(directory: str, queued: str, scheduler: str) -> str:
 def starts_in(path: str) -> list[Begun]:
     """Read a list of starts, oldest first."""
     kinds = Begun.__annotations__
-    lines: list[list[Any]] = [[line.get(name) for name in kinds] for line in lines_of(path)]
+    lines: list[list[Any]] = [[({"args": ""} | line).get(name) for name in kinds] for line in lines_of(path)]
     return [Begun(*line) for line in lines if all(map(isinstance, line, kinds.values()))]
 
 
