@@ -45,7 +45,7 @@ from distlaunch.runs.html import page, write_page
 from distlaunch.runs.replay import Playback
 from distlaunch.runs.report import report_of
 from distlaunch.runs.run import Run as Status
-from distlaunch.runs.run import directories, document_in, find, living, run_in
+from distlaunch.runs.run import directories, document_in, find, living, remembered, run_in
 from distlaunch.runs.why import Explanation, explain
 from distlaunch.wording import exit_words
 
@@ -320,7 +320,7 @@ class Run:
             self.stop()
 
     def _status(self) -> Status:
-        found = run_in(self.directory) or living(self.id)
+        found = run_in(self.directory) or living(self.id) or remembered(self.id)
         if found is None:
             why = f"its run directory {self.directory} was removed or renamed"
             kept = "distlaunch torchrun removes its own after a success"

@@ -177,8 +177,8 @@ def _lock(path: str) -> int:
 
 
 def _prefix() -> str:
-    """Return the beginning of the names of agents' directories on this host, in this PID namespace."""
-    here = "%s %s" % (os.uname().nodename, procfs.pid_namespace())
+    """Return the beginning of the names of agents' directories on this host, in these namespaces."""
+    here = "%s %s" % (os.uname().nodename, procfs.kernel()[0])
     return "%s%08x-" % (PREFIX, zlib.crc32(here.encode()))
 
 

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from itertools import islice
 
 from distlaunch.agent import gpus, messages, network, procfs, scratch, sweep, wire
 from distlaunch.agent.outbox import Outbox
@@ -167,7 +168,7 @@ class Agent:
 
     def _report_orphans(self) -> None:
         """Remove leftovers of earlier runs whose agents are dead. Called once, after the first answers."""
-        directories = list(scratch.abandoned())
+        directories = list(islice(scratch.abandoned(), 64))  # they stay open meanwhile
         killed = sweep.kill_orphans()
         scratch.remove_abandoned(directories)
         if killed:

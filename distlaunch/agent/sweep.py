@@ -48,14 +48,11 @@ def _prctl(option: int, number: int) -> None:
 
 def foreign_proc() -> str:
     """Return an error message if /proc shows another PID namespace, where PIDs mean other processes."""
-    try:
-        shown = os.readlink("/proc/self")
-    except OSError:
-        return ""  # not mounted
-    if shown == str(os.getpid()):
+    shown = os.path.basename(os.path.realpath("/proc/self"))  # "self" if this process isn't in it
+    if shown == str(os.getpid()) or not os.path.lexists("/proc/self"):
         return ""
     where = "/proc shows another PID namespace, so its PIDs mean other processes"
-    return where + "; mount this one's, as by `unshare --pid --fork --mount-proc`"
+    return where + "; mount a /proc of this namespace, as with `unshare --pid --fork --mount-proc`"
 
 
 def become_subreaper() -> None:
@@ -192,8 +189,8 @@ def send(pid: int, signum: int) -> None:
 def agent_cookie(node: int) -> str:
     """Return the beginning of DISTLAUNCH_AGENT for this agent's workers, to which `job_id` is appended.
 
-    It contains the node, the PID namespace, the host's boot, and the PIDs and start times of the agent and
-    its guardian.
+    It contains the node, the PID and time namespaces, the host's boot, and the PIDs and start times of the
+    agent and its guardian.
     """
     agent, guardian = os.getpid(), os.getppid()
     each = ["%d.%d" % (pid, procfs.start_time(pid)) for pid in (agent, guardian)]

@@ -254,9 +254,8 @@ def run_detached(spec: JobSpec, quiet: bool = False) -> int:
         return status if status >= 0 else 128 - status
     print_run(run)
     if in_rank():
-        say(
-            f"a rank started {run}, which will be killed when that rank exits; `distlaunch wait` waits for it"
-        )
+        wait = f"`distlaunch wait {run}` in the rank waits until it has ended"
+        say(f"a rank started {run}, which will be killed when that rank exits; {wait}")
     elif sys.stderr.isatty() and not quiet:
         say(f"running in the background; follow it with `distlaunch attach {run}`")
     return Exit.OK

@@ -338,7 +338,8 @@ def ended_words(run: Run, lead: str = ":") -> str:
     text = f"{run.id}{lead} {status.state.value}"
     if status.exit_status:
         text += f", exit status {status.exit_status}"
-    return f"{text}{f': {status.why}' if status.why else ''}; logs: {run.directory}"
+    logs = f"; logs: {run.directory}" if os.path.isdir(run.directory) else ""
+    return f"{text}{f': {status.why}' if status.why else ''}{logs}"
 
 
 def ago_s(option: str, text: str, example: str) -> float:

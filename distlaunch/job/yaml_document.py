@@ -19,6 +19,7 @@ MAX_NUMBER = 40
 """Maximum characters of a number. Parsing base 60 takes quadratic time; Python prints at most 4300 digits."""
 _NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
 _SCALARS = frozenset({*_NUMBERS, *(f"tag:yaml.org,2002:{name}" for name in ("str", "bool", "null"))})
+_TAGS = _SCALARS | {"tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"}
 
 
 def parse(text: str, source: str) -> Value:
@@ -58,14 +59,17 @@ def _place(source: str, text: str, line: int, column: int) -> Place:
 
 
 def _refused_feature(event: yaml.Event) -> tuple[str, str] | None:
-    """Return the name and spelling of a YAML feature that job files can't use, or None."""
+    """Return the name of a YAML feature that job files can't use, with its spelling if it may be text."""
     if isinstance(event, yaml.AliasEvent):
         return "aliases (*name)", f"*{event.anchor}"
     if isinstance(event, yaml.ScalarEvent) and event.anchor and not event.value:
         return "anchors (&name)", f"&{event.anchor}"
     tag = getattr(event, "tag", None)
-    if isinstance(event, yaml.ScalarEvent) and tag and tag not in _SCALARS:
-        return "tags (!name)", f"{tag.replace('tag:yaml.org,2002:', '!!')} {event.value}".strip()
+    if tag and tag not in _TAGS:
+        value = f" {event.value}" if isinstance(event, yaml.ScalarEvent) else None
+        return "tags (!name)", "" if value is None else tag.replace(
+            "tag:yaml.org,2002:", "!!"
+        ) + value.rstrip()
     return None
 
 
@@ -91,8 +95,10 @@ class _Reader:
         for event in yaml.parse(self.text, Loader=_Loader):
             if refused := _refused_feature(event):
                 (feature, word), place = refused, self._place(event)
-                text = f"{feature} are not allowed in a job file; if it is plain text, quote it: "
-                self.problems.append(place.problem("", text + place.instead(word, in_quotes(word))))
+                advice = place.instead(word, in_quotes(word)) if word else ""
+                text = f"{feature} are not allowed in a job file"
+                text += f"; if it is plain text, quote it: {advice}" if advice else ""
+                self.problems.append(place.problem("", text))
                 return
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)

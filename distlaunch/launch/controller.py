@@ -30,6 +30,7 @@ from distlaunch.supervisor.nodes import End
 from distlaunch.supervisor.preparing import start_command
 from distlaunch.supervisor.restarting import early_exception, repetition_words
 from distlaunch.supervisor.state import Phase, State
+from distlaunch.supervisor.status import document_of
 from distlaunch.supervisor.step import begin, step
 from distlaunch.supervisor.stopping import collect_of
 from distlaunch.supervisor.summary import Summary
@@ -357,11 +358,8 @@ def supervise(start: Start, shown: Shown, observers: Iterable[Observer] = ()) ->
         collected, lines = controller.files.close()
         summary = summary._replace(collected=collected, collecting=lines)
     seeing.tell(Observer.ended, summary)
-    if summary.temporary:  # before its directory is removed
-        note_end(start.run_id, state.outcome)
+    note_end(start.run_id, document_of(recorder.status))  # first: `close` may remove the directory
     recorder.close()
-    if not summary.temporary:
-        note_end(start.run_id, state.outcome)
     if start.code:
         start.code.release()
     return summary

@@ -65,7 +65,7 @@ class Recorder(Observer):
     """The writer of the run directory. `Observer` describes when each method is called."""
 
     def __init__(self, run: Observed) -> None:
-        self._directory, self._status = run.directory, run.status
+        self._directory, self.status = run.directory, run.status
         self._flights: set[int] = set()
         self._uses: dict[int, Use] = {}
         self._measured = set[int]()
@@ -105,7 +105,7 @@ class Recorder(Observer):
             self._directory.append(name, event.text.encode())
         elif isinstance(event, LinkEnded):
             self._mark_gaps(state, [event.node])
-        elif isinstance(event, Interrupted) and state.cause and self._status.state is RunState.RUNNING:
+        elif isinstance(event, Interrupted) and state.cause and self.status.state is RunState.RUNNING:
             if not state.spec.invocation.shares_stdio:  # otherwise, launchers show the output
                 self._mention_silence(time.monotonic() - self._heard_at)
         elif isinstance(event, TimerDue) and event.timer in ENDS_LINKS:
@@ -136,9 +136,9 @@ class Recorder(Observer):
                 self._directory.append(goes_to.file, words, entry)
 
     def _keep_status(self, state: State) -> None:
-        status = status_now(self._status, state, time.time())
-        if status != self._status:
-            self._status = status
+        status = status_now(self.status, state, time.time())
+        if status != self.status:
+            self.status = status
             self._directory.put(STATUS, status_bytes(status), "over")
 
     def started(self, state: State, at: float) -> None:
@@ -175,8 +175,8 @@ class Recorder(Observer):
             self._directory.append(goes_to.file, data, entry)
         if self._directory.lost and not self._loss_told:
             self._loss_told = True
-            self._status = self._status._replace(trouble=self._directory.trouble)
-            self._directory.put(STATUS, status_bytes(self._status), "over")
+            self.status = self.status._replace(trouble=self._directory.trouble)
+            self._directory.put(STATUS, status_bytes(self.status), "over")
             trouble = self._directory.trouble
             self.remark(f"can't write to {self._directory.path}: {trouble}; output is being lost")
 
@@ -196,7 +196,7 @@ class Recorder(Observer):
         self.wake_at = now + LOOK_S
         if now >= self._save_at:
             self._save_at = now + SAVE_S
-            self._directory.put(STATUS, status_bytes(self._status), "over")
+            self._directory.put(STATUS, status_bytes(self.status), "over")
         requests = self._directory.read_on(REQUESTS)
         if STACKS_REQUEST in requests:
             self.wants_stacks = True
@@ -204,7 +204,7 @@ class Recorder(Observer):
             self._viewed_until = now + FADES_S
         if now >= self._sample_at + SAMPLING_S:
             self._record_sample()
-            self._sample_at = now + max(SAMPLE_S, SAMPLE_SHARE * (time.time() - self._status.began))
+            self._sample_at = now + max(SAMPLE_S, SAMPLE_SHARE * (time.time() - self.status.began))
         self.wants_use = now < self._viewed_until or now >= self._sample_at
 
     def _record_sample(self) -> None:
@@ -265,8 +265,8 @@ class Recorder(Observer):
                 names = listed(gone)
                 self.remark(f"files removed from {self._directory.path} during the run are lost: {names}")
         elif not summary.temporary:
-            what = "unless it has a new name, its logs are lost"
-            self.remark(f"{self._directory.path} was removed or renamed during the run: {what}")
+            what = "if it was removed, its logs are lost"
+            self.remark(f"{self._directory.path} was removed or renamed during the run; {what}")
         if self._directory.lost:
             self.remark(self._loss_words())
         if self._limit and (over := sum(max(0, size - self._limit) for size in self._sizes.values())):

@@ -225,18 +225,18 @@ class LogWriter:
             return False
         return True
 
-    def close(self) -> bool:
-        """Write out the queue while the disk makes progress, and close the files.
-
-        Return False if the thread can't be stopped. It keeps the files open.
-        """
+    def close(self) -> None:
+        """Write out the queue while the disk makes progress, and close the files."""
         self.flush()
-        if ended := self._backlog.end():
+        if self._backlog.end():
             while self._open:
                 os.close(self._open.popitem()[1])
+            if self._dir_fd is not None:
+                os.close(self._dir_fd)
+                self._dir_fd = None
         else:
+            # The thread can't be stopped, and keeps the files open.
             self._lose(None, self._backlog.waiting - self._reading)
-        return ended
 
     # In the thread
 
@@ -360,9 +360,9 @@ class RunDirectory(LogWriter):
         self.run_id = run_id
         # Names relative to the open directory remain valid if it is renamed.
         self._base, self._dir_fd = "", os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        self._locked = [self._dir_fd]
+        self._locked: list[int] = []
         # systemd-tmpfiles deletes old files from /tmp, but nothing below a locked directory.
-        self._lock(self._locked[0])
+        self._lock(self._dir_fd)
 
     @staticmethod
     def _lock(fd: int) -> None:
@@ -387,14 +387,11 @@ class RunDirectory(LogWriter):
         document = {"t": at, "time": round(time.time(), 6), "event": name, **fields}
         self.append(EVENTS, json.dumps(document, default=str).encode() + b"\n")
 
-    def close(self) -> bool:
-        """Write out the queue, close all files, and release the locks. Return as `LogWriter` does."""
-        ended = super().close()
-        for fd in self._locked:
-            if ended or fd != self._dir_fd:  # which the thread may still use
-                os.close(fd)
-        self._locked.clear()
-        return ended
+    def close(self) -> None:
+        """Write out the queue, close all files, and release the locks."""
+        super().close()
+        while self._locked:
+            os.close(self._locked.pop())
 
     def remove(self) -> None:
         """Delete the directory."""

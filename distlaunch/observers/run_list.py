@@ -69,15 +69,18 @@ def ways(file: str = "") -> dict[str, Mapping[str, Any]]:
     return {line["run"]: line for line in lines if not file or line.get("file") == file}
 
 
-def note_end(run: str, exit_status: int | None = None) -> None:
-    """Record that a run has ended, so that other commands don't have to read its directory."""
-    append(index_path(), {"run": run, "over": True, "exit_status": exit_status})
+def note_end(run: str, status: Mapping[str, Any] | None = None) -> None:
+    """Record that a run has ended, so that other commands don't have to read its directory.
+
+    `status` is its last status.json, if known: the directory may be removed, as with torchrun.
+    """
+    append(index_path(), {"run": run, "over": True, "status": status})
 
 
-def noted_status(run: str) -> int | None:
-    """Return the exit status recorded at the end of a run, whose directory may be gone, as with torchrun."""
-    found = [line.get("exit_status") for line in index_lines() if line.get("run") == run]
-    return next((status for status in found if isinstance(status, int)), None)
+def noted_status(run: str) -> Mapping[str, Any] | None:
+    """Return the last status.json of a run, from the record of its end."""
+    found = [line.get("status") for line in index_lines() if line.get("run") == run]
+    return next((status for status in found if isinstance(status, dict)), None)
 
 
 def note_end_seen(command: str, run: str, status: int) -> int:

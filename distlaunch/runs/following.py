@@ -65,8 +65,10 @@ def over(run: Run) -> Run:
     """Return the run's current state. Without its directory and controller, it is lost unless it was over."""
     if now := run_in(run.directory) or living(run.id, run.status.controller.pid):
         return now
-    if run.status.state.over or (now := remembered(run.id)):
-        return now or run._replace(alive=False)
+    if now := remembered(run.id):
+        return now
+    if run.status.state.over:
+        return run._replace(alive=False)
     why = "its run directory was removed or renamed" + ("; the run may still be active" if run.host else "")
     return run._replace(alive=False, status=run.status._replace(state=RunState.LOST, why=why))
 

@@ -110,13 +110,11 @@ def living(run: str, pid: int | None = None) -> Run | None:
 
 def remembered(run: str) -> Run | None:
     """Return a run by the record of its end, if its directory is gone, as with torchrun."""
-    entry, ended, at = listed().get(run), noted_status(run), time.time()
-    if entry is None or ended is None or os.path.isdir(entry.directory):
-        return None
-    state = RunState.FAILED if ended else RunState.SUCCEEDED
-    why = "its run directory was removed or renamed" if ended else ""
-    status = Status(run, _job_of(run), state, at, at, ControllerProcess(entry.host, 0))
-    return Run(entry.directory, status._replace(exit_status=ended, why=why), alive=False, heard=None)
+    entry, document = listed().get(run), noted_status(run)
+    if entry and document and not os.path.exists(os.path.join(entry.directory, STATUS)):
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            return Run(entry.directory, status_of(document), alive=False, heard=None)
+    return None
 
 
 def _run_of(directory: str, document: Mapping[str, Any], locked: bool | None, saved: float) -> Run | None:
@@ -300,7 +298,8 @@ def named(word: str, queued: bool) -> dict[str, str]:
 
     Unless the word also refers to a `queued` job, raise `UsageError` if there is no such run or directory.
     """
-    known = {} if not word or os.path.isdir(word) else directories()
+    known = directories() if word else {}
+    known = {} if _is_place(word, known) else known
     found = _of_name(word, known) or _starting_with(word, known)
     if not (found or queued):
         if word.endswith(JOB_FILES) and not os.path.isdir(word):
@@ -344,8 +343,10 @@ def elsewhere(word: str, alone: bool = False) -> tuple[str, Sequence[Any]] | Non
     Raises `UsageError`.
     """
     file = os.path.realpath(word) if word.endswith(JOB_FILES) else ""
-    there, known = {} if os.path.isdir(word) else ways(file), directories()
+    there, known = ways(file), directories()
     of_job = {run: way for run, way in there.items() if file or word in (_job_of(run), way.get("job"))}
+    if os.path.isdir(word) and not of_job:
+        return None
     here = _of_name(word, known) or ({} if of_job else _starting_with(word, known))
     found = {run: way for run, way in (of_job or _starting_with(word, there)).items() if run not in known}
     if not found or word in here:

@@ -164,8 +164,9 @@ def _job_id(word: str, alone: bool = False) -> str:
         with suppress(DistlaunchError):
             tasks = load(DEFAULT).array_tasks(word)
     if "_" not in word and {*tasks.values()} - {word}:
-        which = f"{word} is a job array; in the queue are {listed(sorted(tasks))}"
-        raise UsageError(f"{which}; specify one, or cancel all of them with `scancel {word}`")
+        active = listed(sorted(task for task in tasks if "[" not in task))
+        which = f"{word} is a job array{active and f', with {active} in the queue'}"
+        raise UsageError(f"{which}; specify a task, or cancel all of them with `scancel {word}`")
     return tasks.get(word, word)
 
 
@@ -283,9 +284,10 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
     """
     places = [*map(_job_id, places)]
     jobs = [_matching(place) for place in places]
-    matched = (named(place, bool(found)) for place, found in zip(places, jobs, strict=True))
+    matched = [named(place, bool(found)) for place, found in zip(places, jobs, strict=True)]
     named_here = list(filter(None, matched))
-    known = dict(ChainMap(*named_here, dict(scanned(places)))) if places else directories()
+    scan = [place for place, runs in zip(places, matched, strict=True) if not runs]  # NAME is not ./NAME
+    known = dict(ChainMap(*named_here, dict(scanned(scan)))) if places else directories()
     latest = {max(found, key=when) for found in named_here}
     over = set() if ended else {run for run, entry in run_list.listed().items() if entry.over} - latest
     found: list[Run] = []
@@ -369,11 +371,13 @@ def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None
     Call `tell` with messages about waiting. Stop early if a signal arrives. Raises `DistlaunchError`.
     """
     queued = submission(word)
-    around = queued and queued.id == job_id(os.environ.get)  # which ends only after this command
-    run = remembered(word or "") or run_of(word) if around or not queued else None
+    if queued and queued.id == job_id(os.environ.get):  # the job ends only after this command
+        yield _last_remembered(queued) or run_of(word)
+        return
+    run = None if queued else _found(word)
     if run:
         yield run
-        queued = None if around else _sent(run)
+        queued = _sent(run)
     before = run
     if queued is None or interrupts.any():
         return
@@ -463,10 +467,18 @@ def _newer(queued: Submission, before: Run | None) -> Run | None:
     return run if run and (before is None or run.id != before.id) else None
 
 
+def _found(word: str | None) -> Run:
+    try:
+        return find(word)
+    except UsageError:
+        if run := remembered(word or ""):
+            return run
+        raise
+
+
 def _last_remembered(queued: Submission) -> Run | None:
-    return next(
-        filter(None, (remembered(os.path.basename(path)) for path in _directories(queued)[-1:])), None
-    )
+    last = _directories(queued)[-1:]
+    return remembered(os.path.basename(last[0])) if last else None
 
 
 def _without_run(queued: Submission, state: Queued) -> str:

@@ -136,14 +136,11 @@ def _why(state: State) -> str:
 
     A scheduler ends what is left on its nodes.
     """
-    cause, pool = state.cause, enumerate(state.nodes)
-    if cause is None:
-        return ""
-    stopped = cause.cancelled and state.phase is Phase.DONE
-    left = [
-        i for i, node in pool if stopped and may_be_occupied(node) and not state.spec.pool[i].reach.allocated
-    ]
-    where = f"; ranks may be left on {listed([*map(state.label, left)])}, which did not confirm the cleanup"
+    cause = state.cause
+    if cause is None or not (cause.cancelled and state.phase is Phase.DONE) or state.spec.allocation:
+        return cause.text if cause else ""
+    left = [state.label(i) for i, node in enumerate(state.nodes) if may_be_occupied(node)]
+    where = f"; ranks may be left on {listed(left)}, which did not confirm the cleanup"
     return cause.text + (where if left else "")
 
 

@@ -103,7 +103,9 @@ def test_stops_one_task_of_an_array_and_kills_another(queue: Queue, slurm: Slurm
     job = slurm.tool("sbatch", "--parsable", "--array=0-1", str(queue.directory / "array.sh"))
     queue.known.append(job)
     wait_until(lambda: [row["state"] for row in rows()] == ["RUNNING"] * 2, lambda: str(rows("--all")))
-    refused = f"{job} is a job array; in the queue are {job}_0, {job}_1; specify one, or cancel all of them"
+    refused = (
+        f"{job} is a job array, with {job}_0, {job}_1 in the queue; specify a task, or cancel all of them"
+    )
     assert refused in distlaunch("stop", job, status=2).stderr
     runs = [rows(f"{job}_{task}")[0]["run"] for task in (0, 1)]
     assert {*runs} == {row["run"] for row in rows()}
@@ -113,7 +115,7 @@ def test_stops_one_task_of_an_array_and_kills_another(queue: Queue, slurm: Slurm
         assert len(rows()) == task
         assert distlaunch("why", f"{job}_{task}", status=0).stdout.startswith(f"{runs[task]}: CANCELLED")
         if task:
-            refused = f"{job} is a job array; in the queue are {job}_0; specify one"
+            refused = f"{job} is a job array, with {job}_0 in the queue; specify a task"
             assert refused in distlaunch("stop", job, status=2).stderr
 
 
@@ -162,7 +164,9 @@ def test_the_status_of_a_run_that_removes_its_directory_is_known(queue: Queue, s
     """As tasks of `exec` do, and torchrun."""
     queue.job(TOLD)
     task = shlex.join(distlaunch_argv("exec", "--", sys.executable, "worker.py", "go", "0"))
-    (queue.directory / "own.sh").write_text(f"#!/bin/sh\nsrun --kill-on-bad-exit=1 {task}\n")
+    told, here = queue.directory / "told", shlex.join(distlaunch_argv("wait"))
+    commands = f"srun --kill-on-bad-exit=1 {task}\n{here} $SLURM_JOB_ID\necho $? >{told}\n"
+    (queue.directory / "own.sh").write_text(f"#!/bin/sh\n{commands}")
     job = slurm.tool("sbatch", "--parsable", f"-N{NODES}", "-n2", str(queue.directory / "own.sh"))
     queue.known.append(job)
     wait_until(lambda: [row["state"] for row in rows()] == ["RUNNING"], lambda: str(rows("--all")))
@@ -175,6 +179,7 @@ def test_the_status_of_a_run_that_removes_its_directory_is_known(queue: Queue, s
         assert (one.wait(PATIENCE_S), other.wait(PATIENCE_S)) == (0, 0)
     assert not os.path.exists(row["directory"])
     distlaunch("wait", job, status=0)
+    assert told.read_text() == "0\n"
 
 
 def test_the_id_of_a_job_with_several_runs_means_the_active_one(queue: Queue, slurm: Slurm) -> None:

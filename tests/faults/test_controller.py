@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -117,13 +118,17 @@ OTHER_TIMES = """
 
 
 INSIDE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-namespaces = pytest.mark.skipif(
-    os.geteuid() != 0 or bool(harness.completed([*INSIDE, "unshare", "--time", "true"]).returncode),
-    reason="namespaces are needed, which only root can make",
-)
 
 
-@namespaces
+@pytest.fixture
+def namespaces() -> None:
+    """PID and time namespaces can be made."""
+    tried = [*INSIDE, "unshare", "--time", "true"]
+    if os.geteuid() or not shutil.which("unshare") or harness.completed(tried).returncode:
+        pytest.skip("missing: root, or unshare with --time")
+
+
+@pytest.mark.usefixtures("namespaces")
 def test_starts_nothing_where_pids_in_proc_mean_other_processes(tmp_path: Path) -> None:
     """In a PID namespace inside another one, whose /proc is still there."""
     job = write_job(tmp_path, "print('started')", ONE)
@@ -133,7 +138,7 @@ def test_starts_nothing_where_pids_in_proc_mean_other_processes(tmp_path: Path) 
     assert "started" not in done.stdout
 
 
-@namespaces
+@pytest.mark.usefixtures("namespaces")
 def test_a_start_among_other_times_spares_what_is_alive(tmp_path: Path) -> None:
     """Start times of processes differ between time namespaces. This happens inside a PID namespace."""
     for name in ("living", "next"):

@@ -334,7 +334,7 @@ def test_says_that_the_run_directory_was_removed(tmp_path: Path) -> None:
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130
     wait_gone([*pids.values()], 0.0)
-    assert " was removed or renamed during the run: unless it has a new name, its logs are lost" in run.stderr
+    assert " was removed or renamed during the run; if it was removed, its logs are lost" in run.stderr
     assert not [*(tmp_path / "runs").iterdir()]
 
 
@@ -354,7 +354,7 @@ def test_everything_moves_with_a_run_directory_that_is_renamed(tmp_path: Path, g
         (tmp_path / "project/runs").rename(tmp_path / "moved")
         open_gate(gate)
         assert run.wait() == 0
-    assert f"{was} was removed or renamed during the run: unless it has a new name" in run.stderr
+    assert f"{was} was removed or renamed during the run; if it was removed" in run.stderr
     (moved,) = (tmp_path / "moved").iterdir()
     assert (moved / "attempt1/rank0.out").read_text() == "up\n"
     (row,) = json.loads(distlaunch("ps", "-a", "--json", str(tmp_path / "moved")).stdout)

@@ -145,6 +145,7 @@ WHOLE_FILES = {
     "script: x.py --lr 0.1": "1:9: script: write script: x.py and args: [--lr, 0.1]",
     "command: [x, '{rnak}']": "1:14: command[1]: unknown placeholder {rnak}; did you mean {rank}?…",
     "script:f.py": "1:1: put a space after the colon: script: f.py",
+    "script: x\nargs: !!python/tuple [y]": "2:7: tags (!name) are not allowed in a job file",
     "name: &n x\nscript: *n": '2:9: aliases (*name) are not allowed in a job file; … quote it: "*n"',
     "name: x": "1:1: set one of script, module or command; got none",
     "# nothing": " the job file is empty; it needs at least `script:`",

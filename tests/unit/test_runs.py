@@ -38,7 +38,7 @@ CONTINUED = {
     "a later stage, for the first time": ([*FIRST[:1], SECOND[0]], 1, "--stage 2", []),
     "other arguments": (FIRST[:1], 1, "--resume", ["a1"]),
 }
-"""Runs that a job has started, with their numbers of earlier starts and arguments; those of the next run; and what it
+"""Runs that a job has started, with their numbers of earlier starts and arguments; the next one; and what it
 continues."""
 
 
