@@ -306,9 +306,9 @@ def follow_each(which: str | None, show: Callable[[Run, Interrupts], Run], detac
             last = show(run, signals)
             if last.alive:
                 break
-    if last and not last.alive:
+    if last and not last.alive and not signals.received_last:  # or the job waits for its next start
         return over(last)  # the scheduler may meanwhile report that the job was cancelled
-    if last and detaches:
+    if last and detaches and last.alive:
         name = os.environ.get(_NAME) or last.id
         say(f"detached from {name} without stopping it; `distlaunch stop {name}` stops it")
     raise typer.Exit(128 + signals.received_last if signals.received_last else Exit.OK)

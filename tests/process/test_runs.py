@@ -644,6 +644,26 @@ def test_a_job_file_means_the_runs_of_this_file_only(tmp_path: Path, gate: Path)
         assert ran(tmp_path, word, "job.yml").returncode == 2  # no run of that file, though one named job
 
 
+def test_a_signal_while_a_job_waits_for_its_next_start_isnt_told_as_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The queue is a stand-in: it has the job's first run, and then waits."""
+    distlaunch("run", str(write_job(tmp_path, "raise SystemExit(3)", ONE)), status=3)
+    (directory,) = (tmp_path / "runs").iterdir()
+    first = run_in(str(directory))
+    assert first
+
+    def runs(word: str, interrupts: Interrupts, tell: Any) -> Iterator[Run]:
+        yield first
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not interrupts.any():
+            following.pause(interrupts, PRESS_S)
+
+    monkeypatch.setattr("distlaunch.cli.runs.runs_of", runs)
+    assert run_app(["wait", "12"]) == 128 + signal.SIGTERM
+    assert capfd.readouterr().err == ""
+
+
 def test_a_detached_run_that_a_rank_has_started_ends_with_it_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "next").mkdir()
     inner = distlaunch_argv(
