@@ -6,7 +6,7 @@ from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.diagnosis import exits
-from distlaunch.supervisor.nodes import Exited, RankState, Unusable, WorkerPhase, failure_of, phase_word
+from distlaunch.supervisor.nodes import Exited, Lost, RankState, Unusable, WorkerPhase, failure_of, phase_word
 from distlaunch.supervisor.root_cause import STOPPED
 from distlaunch.supervisor.state import Cause, State
 from distlaunch.transports.container import advice_for
@@ -18,6 +18,10 @@ STDOUT_LINES = 5
 """Maximum lines of stdout shown for a rank that printed nothing to stderr."""
 RECORD, STDERR, STDOUT = 2, 1, 0
 """Sources of the last output of a rank."""
+OWN_NETWORK = (
+    "several nodes were lost: if that happened at the same time, the network of the host that controls the "
+    "run has failed, not theirs"
+)
 FAR = 100
 """Lines after which output on the terminal counts as scrolled away."""
 
@@ -181,9 +185,9 @@ class Summary(Frozen):
         }
 
     def _cause_lines(self, cause: Cause, above: Mapping[int, Above]) -> list[str]:
-        if cause.rank is None:
-            return [*cause.text.splitlines(), *self.lagging]
         hints = [f"hint: {hint}"] if (hint := self.advice) else []
+        if cause.rank is None:
+            return [*cause.text.splitlines(), *self.lagging, *(hints if cause.kind == "node_lost" else [])]
         return [cause.text, *self._words_lines(cause.rank, above), *self.lagging, *hints]
 
     def _words_lines(self, rank: int, shown: Mapping[int, Above]) -> list[str]:
@@ -237,6 +241,10 @@ class Summary(Frozen):
         cause = self.state.cause
         if cause and cause.kind == "stall" and not any(w.stack or w.stopped_pid for w in self.state.workers):
             return "install py-spy on the nodes (pip install py-spy): it shows where each rank is waiting"
+        if cause and cause.kind == "node_lost" and cause.node is not None:
+            lost = [i for i in self.state.members if isinstance(self.state.nodes[i], Lost)]
+            # The controller's own node, if it is one of them, stays.
+            return OWN_NETWORK if 2 <= len(lost) >= len(self.state.members) - 1 else ""
         if cause is None or cause.rank is None or not cause.exit:
             return ""
         worker = self.state.workers[cause.rank]

@@ -179,9 +179,15 @@ def test_shell_code_in_a_key_reaches_no_shell(site: Site, figures: Figures) -> N
 ALIASES = "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
 YAMLS = {
     "a billion laughs": (f"a0: &a0 [x]\n{ALIASES}", "aliases"),
-    "an object of Python": ("script: !!python/object/apply:os.system ['touch pwned']", "a non-empty string"),
-    "a call of Python": ("script: a\nname: !!python/object/apply:os.system 'touch pwned'", ""),
-    "a name of Python": ("script: a\nname: !!python/name:os.system ''", ""),
+    "an object of Python": (
+        "script: !!python/object/apply:os.system ['touch pwned']",
+        "tags (!name) are not",
+    ),
+    "a call of Python": (
+        "script: a\nname: !!python/object/apply:os.system 'touch pwned'",
+        "tags (!name) are not",
+    ),
+    "a name of Python": ("script: a\nname: !!python/name:os.system ''", "tags (!name) are not"),
     "half a million values": (f"script: a\nargs: [{'x,' * 500_000}]", ""),
     "a million hosts": (f"script: a\nnodes: ['{'[1-99]' * 100_000}']", "names more than"),
     "a long decimal number": (f"script: a\nname: {'1' * 1_000_000}", ""),

@@ -23,7 +23,7 @@ from distlaunch.supervisor.preparing import start_command
 from distlaunch.supervisor.state import Phase, Timer
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status, status_now
 from distlaunch.supervisor.step import begin, step
-from distlaunch.supervisor.summary import Summary
+from distlaunch.supervisor.summary import OWN_NETWORK, Summary
 from distlaunch.transports.failure import Kind, LinkFailure
 from tests.unit.orders import Capture, Close, FindRoute, HoldPort, PlaceTree, Reap, StopWorkers, orders
 from tests.unit.samples import PEER_GONE, WATCHDOG, bounded, spec_of
@@ -677,12 +677,15 @@ CUT_SHORT = "logs of ranks 0-3 are incomplete: the nodes were lost before all ou
         ),
         ([ended(0, 7), lost(1)], ["ranks 2-3: lost with their node"]),
         ([Suspended(35.0), lost(0), lost(1)], ["ranks 0-3: lost with their nodes", CUT_SHORT]),
+        ([lost(0), lost(1)], [f"hint: {OWN_NETWORK}"]),
     ],
 )
 def test_the_summary_tells_what_became_of_the_other_ranks(events: list[Event], expected: list[str]) -> None:
     job = History().to_running()
     job.feed(*events)
-    assert set(expected) <= {*Summary(job.state, "", {}, 1.0).lines()}
+    lines = {*Summary(job.state, "", {}, 1.0).lines()}
+    assert set(expected) <= lines
+    assert any("network of the host" in line for line in lines) == any("network" in line for line in expected)
 
 
 def test_a_lost_node_takes_its_running_workers_with_it() -> None:
