@@ -147,7 +147,7 @@ def _matching(word: str | None, alone: bool = False) -> list[Submission]:
     known, word = submissions().values(), word and _job_id(word, alone)
     named = _of_id(word, known, alone) or _beside_its_runs(word) if word and _ID.fullmatch(word) else None
     if named:
-        return [named]
+        return [_with_its_id_now(named)]
     waiting = [each for each in known if not each.end and each.at and _matches(each, word)]
     again = waiting_again(waiting) if alone else []
     waiting = [each for each in waiting if each in again or not latest_run(each)]
@@ -235,6 +235,16 @@ def _matches(each: Submission, word: str | None) -> bool:
     if word is None:
         return each.directory.startswith(os.path.join(os.getcwd(), ""))
     return each.file == os.path.realpath(word) if word.endswith(JOB_FILES) else each.job == word
+
+
+def _with_its_id_now(each: Submission) -> Submission:
+    """Return the job that has this ID now: a scheduler that was set up again gives out the same ones."""
+    ticket = Ticket(each.scheduler, each.id)
+    same = [run.directory for run in run_list.listed().values() if each.end and run.queued == ticket]
+    for directory in reversed(same):
+        if (run := run_in(directory)) and run.alive:
+            return Submission(each.id, "", os.path.dirname(directory), 0.0, scheduler=each.scheduler)
+    return each
 
 
 def _beside_its_runs(job: str) -> Submission | None:

@@ -14,7 +14,7 @@ import pytest
 from distlaunch.cli.job_file import job_of
 from distlaunch.job.spec import Allocation
 from distlaunch.launch.controller import ask_for_another
-from distlaunch.observers.run_list import note_stop
+from distlaunch.observers.run_list import Ticket, note_begin, note_stop
 from distlaunch.runs.submissions import Submission, note, note_end
 from distlaunch.schedulers import load
 from distlaunch.schedulers.base import Call
@@ -33,6 +33,7 @@ from tests.harness import (
 )
 from tests.process import stand_in_queue
 from tests.process.commands import SLEEPER, STUBBORN, TWO
+from tests.process.test_runs import left
 from tests.queued import Printed, check_stop_before_start, rows
 from tests.unit.test_restarts import Job
 
@@ -346,6 +347,27 @@ def test_the_same_id_in_two_queues_is_two_jobs_and_a_number_of_several_is_ambigu
     for job in ("7.a", "7.b"):
         note(Submission(job, "long", str(queue.directory), time.time(), scheduler=queue.kind))
     assert "7 is ambiguous: it matches 7.a, 7.b" in distlaunch("wait", "7", status=2).stderr
+
+
+def test_an_id_that_was_given_out_again_means_the_active_job(
+    tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After Slurm was set up again. Its commands are stand-ins."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    old = Submission("2", "job", str(tmp_path / "old"), time.time() - 60)
+    note(old)
+    note_end(old, "FAILED")
+    run = left(tmp_path)
+    directory = tmp_path / "runs" / run
+    note_begin(run, str(directory), os.uname().nodename, Ticket("slurm", "2"))
+    pid = json.loads((directory / "status.json").read_text())["controller"]["pid"]
+    program(
+        tmp_path / "squeue", f"[ -e {tmp_path}/over ] && echo '2|CANCELLED|None' || echo '2|RUNNING|None'"
+    )
+    program(tmp_path / "scancel", f'[ "$*" = 2 ] && touch {tmp_path}/over && kill -INT {pid}')
+    assert [row["run"] for row in rows("2")] == [run]
+    assert f"{run}: CANCELLED" in distlaunch("stop", "2", status=0).stderr
 
 
 @pytest.mark.parametrize("queue", ["pbs"], indirect=True)
