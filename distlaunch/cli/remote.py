@@ -140,7 +140,7 @@ def run_there(
     argv = ssh.argv_for("exec /bin/sh -c 'read -r line; eval \"$line\"'")
     began = False
     # Otherwise, the list of runs contains the configuration.
-    config = ("--ssh-config", ssh.options.config) if ":" in name and ssh.options.config else ()
+    config = _config_words(ssh) if ":" in name else ()
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
         try:
             began, output = _hand_over(process, ssh.host, request)
@@ -196,6 +196,11 @@ def _read(process: "subprocess.Popen[bytes]") -> bytes:
     return os.read(process.stdout.fileno(), 1 << 16)
 
 
+def _config_words(ssh: Ssh) -> tuple[str, ...]:
+    """Return the option with which other commands reach the host in the same way."""
+    return ("--ssh-config", ssh.options.config) if ssh.options.config else ()
+
+
 def _status(ssh: Ssh, status: int, began: bool) -> int:
     """Return the exit status of a command run over SSH.
 
@@ -209,8 +214,7 @@ def _status(ssh: Ssh, status: int, began: bool) -> int:
     if status == NOT_OF_THE_RUN and began:
         raise DistlaunchError  # it has printed the reason
     if status == 255 and began:
-        config = ("--ssh-config", ssh.options.config) if ssh.options.config else ()
-        ps = shlex.join(["distlaunch", "ps", "-a", *config, f"{ssh.host}:"])
+        ps = shlex.join(["distlaunch", "ps", "-a", *_config_words(ssh), f"{ssh.host}:"])
         what = f"the SSH connection to {ssh.host} was lost, and the command may have been carried out"
         say(f"{what}; `{ps}` shows the runs there")
         return Exit.UNREACHABLE

@@ -66,10 +66,9 @@ def _refused_feature(event: yaml.Event) -> tuple[str, str] | None:
         return "anchors (&name)", f"&{event.anchor}"
     tag = getattr(event, "tag", None)
     if tag and tag not in _TAGS:
-        value = f" {event.value}" if isinstance(event, yaml.ScalarEvent) else None
-        return "tags (!name)", "" if value is None else tag.replace(
-            "tag:yaml.org,2002:", "!!"
-        ) + value.rstrip()
+        if not isinstance(event, yaml.ScalarEvent):
+            return "tags (!name)", ""
+        return "tags (!name)", f"{tag.replace('tag:yaml.org,2002:', '!!')} {event.value}".strip()
     return None
 
 

@@ -63,9 +63,7 @@ def follow(run: Run, interrupts: Interrupts, playback: Playback | None = None) -
 
 def over(run: Run) -> Run:
     """Return the run's current state. Without its directory and controller, it is lost unless it was over."""
-    if now := run_in(run.directory) or living(run.id, run.status.controller.pid):
-        return now
-    if now := remembered(run.id):
+    if now := run_in(run.directory) or living(run.id, run.status.controller.pid) or remembered(run.id):
         return now
     if run.status.state.over:
         return run._replace(alive=False)

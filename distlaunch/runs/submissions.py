@@ -239,8 +239,10 @@ def _matches(each: Submission, word: str | None) -> bool:
 
 def _with_its_id_now(each: Submission) -> Submission:
     """Return the job that has this ID now: a scheduler that was set up again gives out the same ones."""
+    if not each.end:
+        return each
     ticket = Ticket(each.scheduler, each.id)
-    same = [run.directory for run in run_list.listed().values() if each.end and run.queued == ticket]
+    same = [run.directory for run in run_list.listed().values() if run.queued == ticket]
     for directory in reversed(same):
         if (run := run_in(directory)) and run.alive:
             return Submission(each.id, "", os.path.dirname(directory), 0.0, scheduler=each.scheduler)
