@@ -87,10 +87,15 @@ def run_in(directory: str) -> Run | None:
 
 
 def living(run: str, pid: int | None = None) -> Run | None:
-    """Find an active run of this user on this machine by its ID, among the files that controllers have open.
+    """Find a run among `all_living`. `pid` is the controller's PID, if known."""
+    return next((found for found in all_living(pid) if found.id == run), None)
 
-    This finds a run even if its directory was removed or renamed, or if its status can't be read. `pid` is
-    the controller's PID, if known.
+
+def all_living(pid: int | None = None) -> Iterator[Run]:
+    """Yield this user's active runs on this machine, found among the files that controllers have open.
+
+    They include runs whose directory was removed or renamed, or whose status can't be read. With `pid`, look
+    at that process only.
     """
     for link in iglob(f"/proc/{pid or '[0-9]*'}/fd/*"):
         with contextlib.suppress(OSError):
@@ -103,9 +108,7 @@ def living(run: str, pid: int | None = None) -> Run | None:
             name, holder = os.path.basename(directory), ControllerProcess("", int(link.split("/")[2]))
             status = Status(name, name.rsplit("-", 3)[0], RunState.RUNNING, at, at, holder)
             unread = Run(directory, status._replace(where="unreadable"), alive=True, heard=None)
-            if (found := _run_of(directory, document, True, at) or unread).id == run:
-                return found
-    return None
+            yield _run_of(directory, document, True, at) or unread
 
 
 def remembered(run: str) -> Run | None:
@@ -250,13 +253,19 @@ def find(word: str | None, alone: bool = False) -> Run:
         ids = listed_words([run.id for run in others])
         raise UsageError(f"no active runs of this directory; active elsewhere: {ids}; specify one by its ID")
     run = going[0] if going else _latest(runs) or living(word or "")
-    if alone and run and run.status.job == word and re.fullmatch("[0-9]+", word):
-        what = f"{word} is the name of {run.id}, but may also be the ID of a scheduler's job"
-        raise UsageError(f"{what}; specify the run by its ID, or cancel the job with its scheduler")
+    if alone and run and run.status.job == word:
+        _check_is_no_id(word, run.id)
     if run:
         return run
     _check_readable(runs)
     raise UsageError(nothing)
+
+
+def _check_is_no_id(word: str, run: str) -> None:
+    """Raise `UsageError` if the name of a run looks like a scheduler's job ID."""
+    if re.fullmatch("[0-9]+", word):
+        what = f"{word} is the name of {run}, but may also be the ID of a scheduler's job"
+        raise UsageError(f"{what}; specify the run by its ID, or cancel the job with its scheduler")
 
 
 def _is_place(word: str, known: Mapping[str, str]) -> bool:
@@ -358,7 +367,11 @@ def elsewhere(word: str, alone: bool = False) -> tuple[str, Sequence[Any]] | Non
     if (len(active) > 1 and alone) or (len(active) != 1 < len(runs) and not of_job):
         raise UsageError(_ambiguous(word, active or runs))
     latest = max(active if alone and active else runs, key=when)
-    return (latest, found[latest]["way"]) if latest in found else None
+    if latest not in found:
+        return None
+    if alone and latest in of_job:
+        _check_is_no_id(word, latest)
+    return latest, found[latest]["way"]
 
 
 def afar(known: Collection[str]) -> Iterator[Run]:

@@ -20,6 +20,7 @@ from distlaunch.runs.run import (
     LOGS,
     Run,
     afar,
+    all_living,
     directories,
     find,
     named,
@@ -41,6 +42,7 @@ LOOK_S = 0.25
 """Seconds between two checks of the directory. These checks put no load on the scheduler."""
 FIRST_GAP_S, LAST_GAP_S, GROWTH = 0.5, 60.0, 1.5
 """Seconds between two queries of a scheduler, at first and at most, and the factor by which they grow."""
+UNSEEN = "its run directory was removed, or is on another host's disk"
 
 _FAILED = "FAIL|CANCEL|TIMEOUT|NODE_FAIL|BOOT_FAIL|OUT_OF_MEMORY|DEADLINE|PREEMPTED|EXIT"
 """States of jobs that have failed or were ended, in the words of any scheduler."""
@@ -309,6 +311,8 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
         run = run_in(known[name])
         if run and (ended or name in latest or not run.status.state.over):
             found.append(run)
+    unseen = {name for name in known.keys() - over if not os.path.isdir(known[name])}
+    found += [run for run in all_living() if run.id in unseen and not run.host] if unseen else []
     if most != 0:
         found += _queued(places, [*chain(*jobs)], found, ended)  # which may be later than the runs
     found += [] if places else afar(known)
@@ -334,12 +338,13 @@ def _waiting(shown: Sequence[Run], ended: bool) -> Iterator[tuple[Submission, Ru
 
     `shown` are the runs already listed. A scheduler is queried only if it may have such a job.
     """
-    known = [each for each in submissions().values() if each.at]
+    known = submissions().values()
     if ended:
-        yield from ((each, _ended(each, each.end)) for each in known if each.end and not _has_run(each))
+        ended_ = [each for each in known if each.end and not _has_run(each)]
+        yield from ((each, _ended(each, each.end)) for each in ended_)
     alive = {run.id for run in shown if run.alive}
-    latest = {each: latest_run(each) for each in known if not each.end}
-    open_ = [each for each, run in latest.items() if not (run and run.id in alive)]
+    queued = [each for each in known if not each.end]
+    open_ = [each for each in queued if alive.isdisjoint(map(os.path.basename, _directories(each)))]
     for scheduler in sorted({each.scheduler for each in open_}):
         yield from _queried(scheduler, [each for each in open_ if each.scheduler == scheduler], ended)
 
@@ -349,17 +354,20 @@ def _queried(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterat
     try:
         states = load(scheduler).look([each.id for each in open_])
     except DistlaunchError as error:
-        yield from ((each, each.as_run(RunState.PENDING, f"unknown, {error}")) for each in open_)
+        yield from ((each, each.as_run(RunState.PENDING, f"unknown, {error}")) for each in open_ if each.at)
         return
     for each in open_:
         state = states.get(each.id, GONE)
-        if not state.over:
-            # A running job without a run is being set up.
-            yield each, each.as_run(RunState.PENDING if state.waits else RunState.CONNECTING, state.words)
-            continue
-        note_end(each, state.state)
-        if ended and not _has_run(each):
-            yield each, _ended(each, state.state)
+        if state.over:
+            note_end(each, state.state)
+            if ended and not _has_run(each):
+                yield each, _ended(each, state.state)
+        elif state.waits:
+            yield each, each.as_run(RunState.PENDING, state.words)
+        elif _has_run(each) and not (latest_run(each) or _last_remembered(each)):
+            yield each, each.as_run(RunState.UNKNOWN, f"{state.words}; {UNSEEN}")
+        elif each.at:  # otherwise a user's own script, after its run
+            yield each, each.as_run(RunState.CONNECTING, state.words)
 
 
 def _ended(each: Submission, end: str) -> Run:
@@ -422,8 +430,10 @@ def run_of(word: str | None) -> Run:
     if run := latest_run(queued):
         return run
     state = state_of(queued)
-    pending = f"{queued.name} has not started: {state.words}"
-    raise DistlaunchError(_without_run(queued, state) if state.over else pending)
+    if state.over:
+        raise DistlaunchError(_without_run(queued, state))
+    unseen = f"is {state.words}, but {UNSEEN if _has_run(queued) else 'has started no run yet'}"
+    raise DistlaunchError(f"{queued.name} {f'has not started: {state.words}' if state.waits else unseen}")
 
 
 def state_of(queued: Submission) -> Queued:
@@ -495,7 +505,7 @@ def _last_remembered(queued: Submission) -> Run | None:
 
 def _without_run(queued: Submission, state: Queued) -> str:
     if _has_run(queued):
-        return f"{queued.name} {state.ending}; the directory of its run was removed"
+        return f"{queued.name} {state.ending}; {UNSEEN}"
     return f"{queued.name} {state.ending} without starting a run{_see(queued)}"
 
 

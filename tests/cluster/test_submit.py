@@ -200,6 +200,43 @@ def test_the_id_of_a_job_with_several_runs_means_the_active_one(queue: Queue, sl
     assert f"{active['run']}: CANCELLED" in distlaunch("stop", job, status=0).stderr
 
 
+def test_a_run_on_a_disk_of_its_host_is_not_taken_for_none(queue: Queue, slurm: Slurm) -> None:
+    file = queue.job("import time; time.sleep(600)")
+    (disk := queue.directory / "disk").mkdir()
+    run = shlex.join(distlaunch_argv("run", str(file), f"--set=logs.dir={disk}"))
+    mount = shlex.quote(f"mount -t tmpfs tmpfs {disk} && exec {run}")
+    (queue.directory / "own.sh").write_text(f"#!/bin/sh\nunshare -m sh -c {mount}\n")
+    job = slurm.tool("sbatch", "--parsable", f"-N{NODES}", str(queue.directory / "own.sh"))
+    queue.known.append(job)
+    wait_until(lambda: bool(rows()), lambda: str(rows("--all")))
+    unseen = "its run directory was removed, or is on another host's disk"
+    (row,) = rows()
+    assert (row["run"], row["state"], row["where"]) == (job, "UNKNOWN", f"Slurm: RUNNING; {unseen}")
+    assert f"Slurm job {job} is RUNNING, but {unseen}\n" in distlaunch("why", job, status=1).stderr
+    assert f"Slurm job {job}: cancelled\n" in distlaunch("stop", job, status=0).stderr
+    assert rows() == []
+
+
+def test_ones_own_script_that_was_requeued_is_listed_and_its_run_names_it(queue: Queue, slurm: Slurm) -> None:
+    own = (
+        f"#!/bin/sh\n{shlex.join(distlaunch_argv('run', str(queue.job('raise SystemExit(3)'))))}\nsleep 600\n"
+    )
+    (queue.directory / "own.sh").write_text(own)
+    job = slurm.tool("sbatch", "--parsable", "--requeue", f"-N{NODES}", str(queue.directory / "own.sh"))
+    queue.known.append(job)
+    wait_until(lambda: "FAILED" in str(rows("--all")), lambda: str(rows("--all")))
+    assert rows() == []
+    slurm.tool("scontrol", "requeuehold", job)
+    wait_until(lambda: bool(rows()), lambda: str(rows("--all")))
+    (row,) = rows()
+    assert (row["run"], row["state"]) == (job, "PENDING")
+    (run,) = (row["run"] for row in rows("--all") if row["state"] == "FAILED")
+    stopped = distlaunch("stop", run, status=0).stderr
+    assert f"{run} had already ended: FAILED" in stopped
+    assert f"Slurm job {job}, in which it ran, is still in the queue; `distlaunch stop {job}`" in stopped
+    assert f"Slurm job {job}: cancelled\n" in distlaunch("stop", job, status=0).stderr
+
+
 FLAKY = """
     import os
     count, most = (int(os.environ[f"TORCHELASTIC_{name}"]) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
@@ -243,7 +280,7 @@ def test_stops_a_job_between_two_starts(queue: Queue, named: str) -> None:
     queue.wait_for(job, "requeueing Slurm job")
     words = {"job": [job], "name": ["train"], "run": queue.starts(job)[:1], "nothing": []}[named]
     stopped = distlaunch("stop", *words, status=0)
-    assert f"Slurm job {job}: cancelled; no run was active" in stopped.stderr
+    assert f"Slurm job {job}: cancelled\n" in stopped.stderr
 
 
 def test_a_job_restarts_and_is_requeued_though_distlaunch_was_replaced(

@@ -592,6 +592,7 @@ def test_ps_fits_into_its_terminal(over: Path) -> None:
         assert ran(over, "wait", lines[1].split()[0]).returncode == 5
 
 
+@pytest.mark.usefixtures("known_runs")
 def test_ps_and_stop_find_a_run_without_its_status_or_directory(tmp_path: Path, gate: Path) -> None:
     def where() -> str:
         (tmp_path / "runs" / run / "status.json").write_text("no JSON")  # the controller renews it at times
@@ -613,6 +614,8 @@ def test_ps_and_stop_find_a_run_without_its_status_or_directory(tmp_path: Path, 
             (tmp_path / "runs" / run / "status.json").write_bytes(b"")
         else:
             shutil.rmtree(there["directory"])
+            (row,) = json.loads(ran(tmp_path, "ps", "--json").stdout)
+            assert (row["run"], row["state"]) == (run, "RUNNING")
         with held([there["controller"]["pid"]]) as processes:
             ran(Path("/"), "stop", run, status=0)
             processes.wait_ends(processes.pids, time.monotonic())
@@ -711,6 +714,9 @@ def test_a_number_is_not_taken_for_the_name_of_a_run_to_stop(tmp_path: Path, gat
     assert refused in ran(tmp_path, "stop", "87", status=2).stderr
     assert [row["state"] for row in listed(tmp_path)] == ["RUNNING"]
     assert f"{run}: CANCELLED" in ran(tmp_path, "stop", run, status=0).stderr
+    note_way((sent := "88-20260101-120000-0a1b2c3d"), "88", "", ("localhost",))
+    refused = f"88 is the name of {sent}, but may also be the ID of a scheduler's job; specify the run"
+    assert refused in ran(tmp_path, "stop", "88", status=2).stderr
 
 
 def test_finds_a_run_sent_elsewhere_by_its_job_file_and_the_latest_without_a_name(tmp_path: Path) -> None:
