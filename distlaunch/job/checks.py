@@ -335,6 +335,21 @@ def _stdin(reading: Reading, spec: JobSpec) -> Mistakes:
         yield "stdin", queued if reading.around.submitted else why
 
 
+def _replaced(_: Reading, spec: JobSpec) -> Mistakes:
+    """Refuse nodes that a restart couldn't replace or leave out, because the others run something else."""
+    spares = spec.membership.spares
+    programs = {(program.words, program.role) for program in map(spec.program_of, (*spec.nodes, *spares))}
+    if spec.elastic and len(programs) > 1:
+        key = "spares" if spares else "min_nodes"
+        what = (
+            "the nodes have different scripts or roles, and a restart without one of them would lack its part"
+        )
+        yield key, f"{what}: remove spares and min_nodes, or start a separate job for each program"
+    for node in spares:
+        if node.args is None and any(each.args is not None for each in spec.nodes):
+            yield node.path, "nodes have args of their own, which a spare doesn't take over: set args here"
+
+
 def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:
     numbered = isinstance(reading.checked.get("nodes"), int)
     if reading.checked.get("spares") == REST and not numbered:
@@ -411,7 +426,7 @@ def _container(reading: Reading, spec: JobSpec) -> Mistakes:
 
 
 OF_SPEC = (
-    *(_numbers, _repeated, _master, _loopback, _launcher, _mpi, _stdin, _collect, _restarts, _allocated),
-    *(_volumes, _container),
+    *(_numbers, _repeated, _master, _loopback, _launcher, _mpi, _stdin, _replaced, _collect, _restarts),
+    *(_allocated, _volumes, _container),
 )
 """Checks of the job, once its hosts and endpoint are known."""
