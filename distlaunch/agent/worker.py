@@ -228,7 +228,7 @@ def _become_worker(
     """
     stage = "setup"
     try:
-        begin(agent)
+        begin(agent, spec.deaf)
         sweep.allow_tracing(agent)
         _bind(spec)
         for fd, end in stdio.items():
@@ -255,19 +255,20 @@ def _bind(spec: WorkerSpec) -> None:
         os.sched_setaffinity(0, cpus.cpu_set(spec.cpus))
 
 
-def begin(agent: int) -> None:
+def begin(agent: int, deaf: bool = False) -> None:
     """Give a forked child a new session, default signal handling and no input. Make it die with the agent."""
     os.setsid()
     sweep.die_with_parent(signal.SIGKILL, agent)
-    _reset_signals()
+    _reset_signals(deaf)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
 
-def _reset_signals() -> None:
+def _reset_signals(deaf: bool) -> None:
+    ignored = wire.WARNINGS if deaf else _ignored
     # Ignored and blocked signals survive exec, and Python itself ignores SIGPIPE and SIGXFSZ.
     signal.set_wakeup_fd(-1)
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(signum, signal.SIG_IGN if signum in _ignored else signal.SIG_DFL)
+        signal.signal(signum, signal.SIG_IGN if signum in ignored else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

@@ -67,9 +67,10 @@ class Workers:
         shared["DISTLAUNCH_DEADLINE"] = os.path.join(self._directory.path, DEADLINE)
         shared.update(dict.fromkeys(command.temporary, self._directory.inner))
         make_room(DESCRIPTORS * len(specs) + 64)  # workers keep the old limit
-        complete = [self._complete(spec, shared, command.environment) for spec in specs]
+        deaf = command.warning in wire.WARNINGS
+        specs = [self._complete(spec, shared, command.environment)._replace(deaf=deaf) for spec in specs]
         counted = procfs.connections_counted()
-        for spec in complete:
+        for spec in specs:
             self._spawn(spec)
         self._joins.begin(command.watch_port, counted)
         if command.stall_s:

@@ -294,8 +294,10 @@ class Controller:
 
     def _take_evidence(self, report: messages.Evidence) -> None:
         attempt = self._attempts.of(report.attempt)
-        part = attempt and attempt.plan.part_of(report.node)
-        if not attempt or not part or not isinstance(report.taken, dict):
+        if attempt is None:
+            return  # the job is stopped while its workers start
+        part = attempt.plan.part_of(report.node)
+        if not part or not isinstance(report.taken, dict):
             raise wire.ProtocolError("evidence of workers that were not started")
         self._tell(Observer.captured, part, report.taken, attempt.number)
 

@@ -71,7 +71,7 @@ class Recorder(Observer):
         self._measured = set[int]()
         """Ranks whose use was measured since the last sample."""
         self._sample_at, self._save_at, self._viewed_until = math.inf, 0.0, 0.0
-        self._heard_at = 0.0
+        self._heard_at = math.inf
         self._plan: LaunchPlan | None = None
         self._loss_told = False
         self._limit: int | None = None

@@ -17,6 +17,7 @@ import pytest
 
 from distlaunch.agent.procfs import state
 from tests.cluster.hosts import parent_of
+from tests.faults.agents import python_with
 from tests.harness import (
     PATIENCE_S,
     PRESS_S,
@@ -216,6 +217,37 @@ def test_shared_memory_of_a_killed_worker_is_unlinked(tmp_path: Path, harm: str,
         assert run.wait() == status
         assert [path.exists() for path in paths] == [False, False]
         assert run.holders() == []
+
+
+def test_a_warning_before_ranks_handle_it_kills_none(tmp_path: Path, gate: Path) -> None:
+    worker = "print('ready', flush=True)\nopen('gate').read()"
+    with running(write_job(tmp_path, worker, f"{TWO}on_warning: USR1\n")) as run:
+        run.wait_for("ready", times=2)
+        run.process.send_signal(signal.SIGUSR1)
+        run.wait_for("received a warning signal: sent SIGUSR1 to all ranks")
+        for _ in range(2):
+            open_gate(gate)
+        assert run.wait() == 0
+
+
+def test_a_stop_while_ranks_start_loses_no_node_and_claims_no_silence(tmp_path: Path) -> None:
+    """Each rank is held between fork and exec, so that its agent has evidence of ranks that aren't known."""
+    held_up = f"""
+        from distlaunch.agent import worker
+        def hold(*given):
+            worker.begin(given[-1])
+            open({str(tmp_path / "forked")!r}, "w").close()
+            worker.signal.pause()
+        worker._become_worker = hold
+    """
+    python = python_with(tmp_path / "python", held_up)
+    keys = f"{ONE}nodes: [there]\npython: {python}\nlauncher: {{command: [env, 'HOST={{host}}']}}\n"
+    with running(write_job(tmp_path, "", keys)) as run:
+        wait_until((tmp_path / "forked").exists, lambda: run.stderr)
+        run.process.send_signal(signal.SIGUSR1)
+        assert run.wait() == 128 + signal.SIGTERM
+    assert "received a warning signal: sent SIGTERM to all ranks, which must exit" in run.stderr
+    assert not re.search("lost|printed anything", run.stderr), run.stderr
 
 
 @pytest.mark.parametrize(
