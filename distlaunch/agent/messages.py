@@ -149,7 +149,7 @@ class WatchUse(Frozen):
 
 
 class WarnWorkers(Frozen):
-    """Send `signum` to the workers.
+    """Send `signum` to the workers, unless it is 0.
 
     If the job is known to end in `left_s` seconds, also create the deadline file.
     """

@@ -325,8 +325,9 @@ def _wanted(spec: JobSpec, root: str, listed: Iterable[str]) -> Iterator[str]:
         patterns = [*ignored.read().splitlines(), *patterns]
     if patterns:
         paths -= {*_matching(spec, patterns, paths)}
-    logs = spec.logs.directory
-    runs = {os.path.relpath(each, root) for each in (logs, os.path.realpath(logs))}  # it may be a symlink
+    logs, copies = spec.logs.directory, os.path.expanduser(spec.sync.base)
+    own = (logs, os.path.realpath(logs), copies, os.path.realpath(copies))  # they may be symlinks
+    runs = {os.path.relpath(each, root) for each in own}
     below = (WHEELS, *(f"{each}/" for each in runs))
     for path in paths:
         if path not in runs and not path.startswith(below) and not ABOUT_RUN.search(path):

@@ -278,8 +278,11 @@ def _is_place(word: str, known: Mapping[str, str]) -> bool:
 
 def _check_own(directory: str) -> None:
     if is_foreign(directory):
-        hint = "you can read and stop only your own runs; specify one by its ID or directory"
-        raise UsageError(f"{directory} belongs to another user: {hint}")
+        is_run = _ID.fullmatch(os.path.basename(os.path.abspath(directory)))
+        hint = "" if is_run else "; specify one by its ID or directory"
+        raise UsageError(
+            f"{directory} belongs to another user: you can read and stop only your own runs{hint}"
+        )
 
 
 def is_foreign(path: str) -> bool:

@@ -179,6 +179,7 @@ def _warn_ranks(state: State, left_s: float | None, now: float) -> Step:
     if allocation and left_s is not None:
         announced = f"{allocation.name} ends in {_minutes(left_s)}"
     name, key = signal.Signals(signum).name, state.spec.key_words("on_warning")
+    nodes = [i for i, node in enumerate(state.nodes) if isinstance(node, Up) and node.occupied]
     if state.phase is not Phase.RUNNING or signum in (signal.SIGTERM, signal.SIGINT):
         stop_s = state.spec.limits.stop_s
         grace_s = stop_s if left_s is None else max(stop_s, left_s - SPARE_S)
@@ -186,9 +187,8 @@ def _warn_ranks(state: State, left_s: float | None, now: float) -> Step:
         if state.phase is not Phase.RUNNING:
             text = f"{announced}, before the ranks were {'re' if state.restarts else ''}started"
             text += "; if its time limit is the reason, request more" if allocation else ""
-        cause = Cause(text, STATUS, now)
-        return state, (JobOver(cause, signum, grace_s),)
-    nodes = [i for i, node in enumerate(state.nodes) if isinstance(node, Up) and node.occupied]
+        deadline = () if left_s is None else (Send(i, WarnWorkers(0, left_s)) for i in nodes)
+        return state, (*deadline, JobOver(Cause(text, STATUS, now), signum, grace_s))
     text = f"{announced}: sent {name} to all ranks{key}"
     return state, (ShowMessage("warning", text), *(Send(i, WarnWorkers(signum, left_s)) for i in nodes))
 

@@ -319,10 +319,15 @@ def test_slurms_warning_reaches_each_rank_once_and_with_the_deadline(queue: Queu
 
     It is lost if the job's script is still being started, so it is sent after 10 s at the earliest.
     """
-    job = queue.submit(WAITS, "on_warning: USR1\nslurm: {time: 2m, signal: USR1@80}")
-    queue.wait_for(job, "got SIGUSR1", times=3)
-    output = queue.output(job)
-    assert len(re.findall(r"got SIGUSR1, deadline \d{10}\n", output)) == output.count("got ") == 3, output
+    jobs = {"USR1": "", "TERM": ""}
+    for name in jobs:
+        file = queue.job(WAITS, f"on_warning: {name}\nslurm: {{time: 2m, signal: USR1@80}}")
+        jobs[name] = distlaunch("submit", str(file.rename(file.with_name(f"{name}.yaml"))), status=0).stdout.strip()
+        queue.known.append(jobs[name])
+    for name, job in jobs.items():
+        queue.wait_for(job, f"got SIG{name}", times=3)
+        told = queue.output(job)
+        assert len(re.findall(rf"got SIG{name}, deadline \d{{10}}\n", told)) == told.count("got ") == 3, told
 
 
 @pytest.mark.parametrize("by", ["the script's shell", "preemption", "the loss of a node"])

@@ -323,6 +323,8 @@ def test_a_termination_warning_that_stops_ranks_gives_them_the_time_left() -> No
     job.feed(WarningReceived(0, 10))
     closing = job.feed(AllocationReported(ends=False, left_s=300.0))
     assert {action.grace_s for action in closing.of(Close)} == {295.0}
+    orders = [order for order in closing if isinstance(order, (WarnWorkers, Close))]
+    assert orders[:2] == [WarnWorkers(node, 0, 300.0) for node in (0, 1)]  # creates the file only
     (told,) = texts(closing)
     assert told == "Slurm job 17 ends in 5 min: sent SIGTERM to all ranks, which must exit (on_warning)"
 
