@@ -366,8 +366,15 @@ def _queried(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterat
             yield each, each.as_run(RunState.PENDING, state.words)
         elif _has_run(each) and not (latest_run(each) or _last_remembered(each)):
             yield each, each.as_run(RunState.UNKNOWN, f"{state.words}; {UNSEEN}")
-        elif each.at:  # otherwise a user's own script, after its run
+        elif each.at and _is_being_set_up(each, state):
             yield each, each.as_run(RunState.CONNECTING, state.words)
+
+
+def _is_being_set_up(each: Submission, state: Queued) -> bool:
+    """Return whether a job that has started is yet to start its run, rather than ending after it."""
+    run = latest_run(each)
+    again = load(each.scheduler).answers and state.state != "COMPLETING"  # it may have been requeued
+    return run is None or (again and run.status.state in (RunState.FAILED, RunState.LOST))
 
 
 def _ended(each: Submission, end: str) -> Run:
@@ -404,7 +411,11 @@ def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None
     last = before
     while before := _next(queued, before, interrupts, tell):
         yield (last := before)
-    if last and not (queued.at or interrupts.any()) and over(last).status.state is RunState.SUCCEEDED:
+    ended = over(last).status.state if last and not interrupts.any() else None
+    starts = run_list.starts_path(queued.directory, queued.id, queued.scheduler)
+    if queued.at and ended is RunState.FAILED and run_list.is_stopped(starts):
+        tell(f"{queued.name} was cancelled before its next start")
+    if not queued.at and ended is RunState.SUCCEEDED:
         state = state_of(queued)
         if re.match(_FAILED, state.state):  # its script did more than the run
             raise DistlaunchError(f"{queued.name} {state.ending}, although its last run succeeded")

@@ -281,6 +281,8 @@ def test_stops_a_job_between_two_starts(queue: Queue, named: str) -> None:
     words = {"job": [job], "name": ["train"], "run": queue.starts(job)[:1], "nothing": []}[named]
     stopped = distlaunch("stop", *words, status=0)
     assert f"Slurm job {job}: cancelled\n" in stopped.stderr
+    ended = distlaunch("wait", job, status=3).stderr
+    assert f"Slurm job {job} was cancelled before its next start" in ended
 
 
 def test_a_job_restarts_and_is_requeued_though_distlaunch_was_replaced(
@@ -319,12 +321,12 @@ def test_slurms_warning_reaches_each_rank_once_and_with_the_deadline(queue: Queu
 
     It is lost if the job's script is still being started, so it is sent after 10 s at the earliest.
     """
-    jobs = {"USR1": "", "TERM": ""}
-    for name in jobs:
+    names = ("USR1", "TERM")
+    for name in names:
         file = queue.job(WAITS, f"on_warning: {name}\nslurm: {{time: 2m, signal: USR1@80}}")
-        jobs[name] = distlaunch("submit", str(file.rename(file.with_name(f"{name}.yaml"))), status=0).stdout.strip()
-        queue.known.append(jobs[name])
-    for name, job in jobs.items():
+        sent = distlaunch("submit", str(file.rename(file.with_name(f"{name}.yaml"))), status=0)
+        queue.known.append(sent.stdout.strip())
+    for name, job in zip(names, queue.known, strict=True):
         queue.wait_for(job, f"got SIG{name}", times=3)
         told = queue.output(job)
         assert len(re.findall(rf"got SIG{name}, deadline \d{{10}}\n", told)) == told.count("got ") == 3, told
