@@ -91,7 +91,7 @@ def _texts(message: object) -> wire.Message | None:
 def environment(spec: WorkerSpec) -> dict[str, str]:
     """Return a worker's environment. `env` overrides the node's variables, which override `defaults`."""
     merged = {**spec.defaults, **os.environ, **spec.env}
-    if spec.one_device and os.environ.get("CUDA_VISIBLE_DEVICES"):
+    if spec.one_device and "CUDA_VISIBLE_DEVICES" in os.environ:  # "" hides all GPUs
         devices = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
         merged["CUDA_VISIBLE_DEVICES"] = "".join(devices[spec.local_rank :][:1])
     return merged

@@ -83,9 +83,11 @@ class Workers:
             self._directory.make(tmpdir and os.path.join(at_home(command.workers[0]).cwd, tmpdir))
         except scratch.NoPlaceError as error:
             return self._refuse(command.workers, "scratch", errno.ENOSPC, str(error))
-        if blind := [spec for spec in command.workers if spec.one_device and not environment(spec)[_GPUS]]:
+        chosen = os.environ.get(_GPUS)  # the only worker's variable is in `command.env`
+        devices = [spec for spec in command.workers if spec.one_device and chosen]
+        if blind := [spec for spec in devices if not environment(spec)[_GPUS]]:
             why = "virtual_local_rank: CUDA_VISIBLE_DEVICES=%s has no GPU for it; list one for each rank"
-            why = why % os.environ[_GPUS]
+            why = why % chosen
             return self._refuse(blind, "setup", errno.EINVAL, why)
         if command.binding is None:
             return command.workers

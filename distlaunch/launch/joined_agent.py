@@ -122,7 +122,8 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     seat.connection.close()
     if status.killed:
         part.say(
-            "this node's agent was killed, perhaps for lack of memory (see dmesg), and so were its ranks"
+            "this node's agent was killed, perhaps for lack of memory (see dmesg), and so were its ranks, "
+            "whose last output may be missing"
         )
         part.close()
         return Exit.NODE_LOST

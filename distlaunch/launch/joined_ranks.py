@@ -92,11 +92,14 @@ class OwnRanks(Part):
     def close(self) -> None:
         """Print and save the rest of the output."""
         sys.stdout.flush()
+        log = self._directory
+        if log:
+            log.close()
+        if log and log.lost:
+            self.say(f"{log.lost_bytes} bytes could not be written to {log.path}: {log.trouble}")
         if self._console:
             self._console.finish_lines()
             self._console.close(lambda silent_s: silent_s < PATIENCE_S)
-        if self._directory:
-            self._directory.close()
 
 
 def _plan(spec: JobSpec, first_rank: int) -> LaunchPlan:

@@ -112,7 +112,7 @@ def _close_all(
 ) -> tuple[State, tuple[Action, ...]]:
     """Send all connected nodes `Close`, and drop those that are being connected."""
     actions: list[Action] = []
-    why = state.cause.text if state.cause else ""
+    why = state.cause.preliminary if state.cause else ""
     for i, node in enumerate(state.nodes):
         if isinstance(node, Linked) or node is End.CLEAN:
             collect = collect_of(state, i) if state.interrupts < 2 else None

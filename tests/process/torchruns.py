@@ -41,6 +41,7 @@ CONTRACTS = {
     "one worker": ["--nproc-per-node=1"],
     "roles and restarts": ["--role=trainer", "--max-restarts=2", "--nproc-per-node=2"],
     "virtual local rank": ["--virtual-local-rank", "--nproc-per-node=2"],
+    "virtual local rank of one": ["--virtual-local-rank"],
     "macros": ["--nproc-per-node=2"],
     "run-path": ["--run-path", "--nproc-per-node=2"],
 }

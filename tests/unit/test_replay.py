@@ -18,8 +18,8 @@ from distlaunch.transports.failure import Kind, LinkFailure
 from tests.unit.samples import bounded, spec_of
 
 JOB = """{script: t.py, gpus_per_node: 0, restarts: {max: 2}, timeouts: {join: 5s},
-spares: [{host: c, args: []}], nodes: [a, {host: b, gpus: 2, env: {B: 1}, args: [--token=secret, x]}], logs: {console: [0, 1]},
-cpu_binding: ["0-3", "4-7"], ssh: {options: [Compression=no]},
+spares: [{host: c, args: []}], nodes: [a, {host: b, gpus: 2, env: {B: 1}, args: [--token=secret, x]}],
+logs: {console: [0, 1]}, cpu_binding: ["0-3", "4-7"], ssh: {options: [Compression=no]},
 env: {A: b, TOKEN: null, GLOO_SOCKET_IFNAME: null}}"""
 ENVIRON = {"TOKEN": "secret", "GLOO_SOCKET_IFNAME": "eth7"}
 
