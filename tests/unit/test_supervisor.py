@@ -768,6 +768,18 @@ def test_gives_up_nodes_that_do_not_confirm_after_grace_and_margin() -> None:
     assert isinstance(job.state.nodes[1], Lost)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_rank_is_not_called_the_first_if_others_may_have_failed_unseen(known: bool) -> None:
+    job = History().to_running()
+    job.feed(exited(0, 0, 7, T), exited(0, 1, -15, T))
+    if known:
+        job.feed(exited(1, 0, -15, T), exited(1, 1, -15, T))
+    job.feed(Swept(0, 0, 0), lost(0), lost(1))
+    cause = job.state.cause
+    assert cause and (job.state.phase, cause.inferred) == (Phase.DONE, not known)
+    assert cause.text == f"rank 0 (a) failed{' first' if known else ''}: exit status 7"
+
+
 def test_the_status_of_a_stopped_run_names_the_nodes_on_which_ranks_may_be_left() -> None:
     """`distlaunch stop` shows nothing else of the run."""
     job = History().to_running()
