@@ -37,7 +37,7 @@ def why(which: Which = None, diff: Diff = None, verbose: Verbose = False, as_jso
         return
     lines = found.lines()
     if diff:
-        lines += [f"since {found.other}:", *found.changes()]
+        lines += [f"since {found.other}:", *(found.changes() or ["no differences"])]
     if verbose:
         lines += [line for record in found.evidence for line in record.lines()]
     print_text(escape("\n".join([*lines, ""])))  # on a pipe, too: `less -R` acts on escapes

@@ -48,6 +48,8 @@ class Draft:
             self.set("script", "train.py")
             self.note("replace with your script and its arguments", key="script")
             return
+        if words[0] == "-m" and words[1:]:
+            kind, words = "module", words[1:]
         name = self.path(words[0]) if kind == "script" or "/" in words[0] else words[0]
         self.set(kind, [name] if kind == "command" else name)
         self.set("args", [*args] or [*map(literal, words[1:])] or None)

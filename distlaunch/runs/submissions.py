@@ -89,6 +89,9 @@ def note_end(submission: Submission, end: str) -> None:
 
     "" = it hasn't ended after all.
     """
+    starts = run_list.starts_path(submission.directory, submission.id, submission.scheduler)
+    if end == GONE.state and run_list.is_stopped(starts):  # another process may be in `cancel`
+        end = CANCELLED
     _note(submission, end=end)
     if end == CANCELLED:
         run_list.note_stop(submission.directory, submission.id, submission.scheduler)
@@ -354,7 +357,8 @@ def _queried(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterat
     try:
         states = load(scheduler).look([each.id for each in open_])
     except DistlaunchError as error:
-        yield from ((each, each.as_run(RunState.PENDING, f"unknown, {error}")) for each in open_ if each.at)
+        waits = [each for each in open_ if each.at and _may_start(each)]
+        yield from ((each, each.as_run(RunState.PENDING, f"unknown, {error}")) for each in waits)
         return
     for each in open_:
         state = states.get(each.id, GONE)
@@ -366,15 +370,14 @@ def _queried(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterat
             yield each, each.as_run(RunState.PENDING, state.words)
         elif _has_run(each) and not (latest_run(each) or _last_remembered(each)):
             yield each, each.as_run(RunState.UNKNOWN, f"{state.words}; {UNSEEN}")
-        elif each.at and _is_being_set_up(each, state):
+        elif each.at and _may_start(each) and state.state != "COMPLETING":  # it is being set up
             yield each, each.as_run(RunState.CONNECTING, state.words)
 
 
-def _is_being_set_up(each: Submission, state: Queued) -> bool:
-    """Return whether a job that has started is yet to start its run, rather than ending after it."""
-    run = latest_run(each)
-    again = load(each.scheduler).answers and state.state != "COMPLETING"  # it may have been requeued
-    return run is None or (again and run.status.state in (RunState.FAILED, RunState.LOST))
+def _may_start(each: Submission) -> bool:
+    """Return whether a job in the queue may yet start its run, or start it again."""
+    run, requeues = latest_run(each), load(each.scheduler).answers
+    return run is None or (requeues and run.status.state in (RunState.FAILED, RunState.LOST))
 
 
 def _ended(each: Submission, end: str) -> Run:

@@ -98,6 +98,7 @@ def test_names_what_has_changed_since_the_last_good_run(tmp_path: Path) -> None:
     assert found["differs"].pop("checksum of the script")
     implied = {"min_nodes": ["unset", 1], "restarts.max": ["unset", 3]}
     assert found["differs"] == {"args": ["0", "3"], **implied}
+    assert distlaunch("why", good, "--diff", good).stdout.endswith(":\nno differences\n")
     assert distlaunch("why", good, status=0).stdout.count("\n") == 1
 
 

@@ -58,6 +58,11 @@ CONFIGS = {
 }
 
 
+def test_a_module_may_be_the_program() -> None:
+    found = accelerated("num_processes: 1", "-m", "pkg.train", "-m").keys
+    assert (found["module"], found["args"], "script" in found) == ("pkg.train", ["-m"], False)
+
+
 @pytest.mark.parametrize(("text", "keys"), CONFIGS.items())
 def test_an_accelerate_config_becomes_a_job(text: str, keys: str) -> None:
     draft = accelerated(f"{{{text}}}", "x.py", "a")
