@@ -17,7 +17,7 @@ from distlaunch.agent.frozen import Frozen
 SWEEP_S = 5.0
 STOP_S = 600.0
 """Seconds until an agent that doesn't stop is killed. Longer than a grace period for checkpoints."""
-LOOK_S = 5.0
+LOOK_S = 1.0
 """Seconds between checks of the link, since no signal announces that its other end was closed."""
 
 _WATCHED = (signal.SIGCHLD, *wire.STOPS, *wire.WARNINGS)

@@ -38,14 +38,17 @@ def attempt_failed(found: AttemptFailed, state: State, now: float) -> Step:
         return state, found.also
     most, cause = state.spec.restarts.most, found.cause
     recent = len(_recent(state, Why.FAILURE, now))
-    this = Restart(now, Why.FAILURE, cause, _lived_s(state, now))
+    this, left = (
+        Restart(now, Why.FAILURE, cause, _lived_s(state, now)),
+        _fence_words(state, cause.node, now, False),
+    )
     if why := "" if state.warned else _excluded_words(state, (*state.restarts, this)):
-        return state, (_excluded(cause, why),)
+        return state, (_excluded(cause, why), *left)
     if most == 0:
-        return state, (JobOver(cause),)
+        return state, (JobOver(cause), *left)
     if state.warned or recent >= most:
         why = "received a termination warning" if state.warned else _used_up_words(state)
-        return state, (JobOver(cause.noted(f"; not restarting: {why}", final=False)),)
+        return state, (JobOver(cause.noted(f"; not restarting: {why}", final=False)), *left)
     state, done = _restart(state, Why.FAILURE, cause, f"restart {recent + 1} of {most}", now)
     return state, (*done, *found.also)
 
@@ -135,7 +138,7 @@ def node_lost(found: NodeLost, state: State, now: float) -> Step:
     """
     fenced = _fence_words(state, found.node, now)
     if state.phase is not Phase.RESTARTING and found.node in state.members:
-        return state, (AttemptFailed(found.cause, fenced),)
+        return state, (AttemptFailed(found.cause, fenced),)  # shown if a restart follows
     warning = () if found.told else (ShowMessage("warning", found.cause.text),)
     state, failed = _growth_failed(state, found.cause, now)
     return state, (*warning, *failed, *fenced)
@@ -150,13 +153,16 @@ def node_leaving(found: NodeLeaving, state: State, now: float) -> Step:
     return state, () if by_scheduler else (ShowMessage("warning", found.cause.text),)
 
 
-def _fence_words(state: State, node: int, now: float) -> tuple[ShowMessage, ...]:
-    """Explain that the restart is waiting for a lost node, if it is."""
-    fence_at = state.due_at(Timer.FENCE, node)
-    if fence_at is None or state.spec.restarts.most == 0:
+def _fence_words(state: State, node: int | None, now: float, waits: bool = True) -> tuple[ShowMessage, ...]:
+    """Report how long ranks may be running on a lost node. A restart `waits` for them."""
+    fence_at = None if node is None else state.due_at(Timer.FENCE, node)
+    if node is None or fence_at is None:
         return ()
-    until = f"up to {fence_at - now:.0f} s for its ranks to exit, or for it to reconnect"
-    return (ShowMessage("warning", f"{state.label(node)}: waiting {until}"),)
+    span = f"{fence_at - now:.0f} s"
+    text = f"waiting up to {span} for its ranks to exit, or for it to reconnect"
+    return (
+        ShowMessage("warning", f"{state.label(node)}: {text if waits else f'its ranks exit within {span}'}"),
+    )
 
 
 def _recent(state: State, why: Why, now: float) -> list[Restart]:

@@ -735,6 +735,7 @@ ALL_SUCCEED = [ended(rank, 0) for rank in range(4)]
         ([messages.Stuck(1, ({"pid": 7, "command": "cp"},))], "b: 1 process survived SIGKILL: cp (pid 7)"),
         ([*ALL_SUCCEED, Swept(0, 0, 3)], "a: killed 3 processes that outlived their workers"),
         ([ended(0, 7), lost(1), Swept(0, 0, 3)], UNCONFIRMED),  # which they may in a job that failed
+        ([lost(1)], "b: its ranks exit within 45 s"),
     ],
 )
 def test_warns_about_losses(events: list[Event], words: str) -> None:
