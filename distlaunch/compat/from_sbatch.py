@@ -21,8 +21,9 @@ _LETTERS = {
     **dict(zip("ACDJNW", ("account", "constraint", "chdir", "job-name", "nodes", "wait"), strict=True)),
     **dict(zip("acdeno", ("array", "cpus-per-task", "dependency", "error", "ntasks", "output"), strict=True)),
     **dict(zip("Gpqtwx", ("gpus", "partition", "qos", "time", "nodelist", "exclude"), strict=True)),
+    "tasks-per-node": "ntasks-per-node",
 }
-"""Short options of sbatch and srun."""
+"""Short options of sbatch and srun, and other spellings."""
 _COUNTS = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task")
 _VARIABLES = {
     **{f"SLURM_{name.replace('-', '_').upper()}": name for name in (*_COUNTS, "gpus-per-node", "job-name")},
@@ -155,7 +156,12 @@ def _divided(options: Mapping[str, str]) -> dict[str, str]:
 def _add_requests(draft: Draft, options: Mapping[str, str]) -> None:
     """Add the resources requested from Slurm. Slurm's tasks become workers."""
     gpus = _gpus(options)
-    draft.set("nodes", _count(options, "nodes") or 1)
+    nodes, tasks = _count(options, "nodes") or 1, _count(options, "ntasks")
+    draft.set("nodes", nodes)
+    if tasks % nodes and "ntasks-per-node" not in options:
+        draft.note(
+            f"{tasks} tasks aren't a multiple of {nodes} nodes; all nodes get as many workers", key="nodes"
+        )
     draft.set("gpus_per_node", gpus)
     draft.set("name", options.get("job-name"))
     draft.set("workdir", options.get("chdir"))

@@ -60,7 +60,7 @@ def other_options(command: str, example: str, taken: str, pattern: str = r"-[A-Z
     """
 
     def mistake(option: str) -> str | None:
-        found = re.match(taken, option)
+        found = next(filter(None, (re.match(taken, word) for word in option.split())), None)  # may be several
         return found and f"{found[0]} can't be used: {_WHY.get(found.lastgroup or '', 'distlaunch sets it')}"
 
     kind = Text(f'an option such as "{example}"', pattern, mistake)

@@ -154,6 +154,7 @@ def test_a_plan_before_the_queue_has_the_requested_gpus(keys: str, gpus: int, tm
 
 MISTAKES = [
     ("slurm: {extra: [--array=1-3]}", "slurm.extra[0]: --array can't be used: an array would start"),
+    ("slurm: {extra: [-t 5 --array=1-3]}", "slurm.extra[0]: --array can't be used: an array would start"),
     ("slurm: {extra: [--test-only]}", "slurm.extra[0]: --test-only can't be used: distlaunch sets it"),
     ("slurm: {extra: [--nodes=5]}", "slurm.extra[0]: --nodes can't be used: set nodes"),
     ("slurm: {extra: [-N5]}", "slurm.extra[0]: -N can't be used: set nodes"),

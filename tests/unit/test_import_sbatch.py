@@ -132,6 +132,7 @@ KEYS = [
     ("srun --nodes=2 -n 8 python t.py", {"nodes": 2, "procs_per_node": 4}),
     ("#SBATCH -N2 -n16\nsrun python t.py", {"nodes": 2, "procs_per_node": 8}),
     (f"#SBATCH -N 2 --ntasks-per-node 3 -c 4\n{RUN}", {"nodes": 2, "procs_per_node": 3}),
+    (f"#SBATCH -N 2 --tasks-per-node=3\n{RUN}", {"nodes": 2, "procs_per_node": 3}),
     ("srun /v/python3.11 -u -m a.b x", {"module": "a.b", "args": ["x"], "python": "/v/python3.11"}),
     ("srun python -W ignore t.py", {"command": ["python"], "args": ["-W", "ignore", "t.py"]}),
     ("srun python -m torch.distributed.launch --use_env t.py", {"procs_per_node": 1}),
