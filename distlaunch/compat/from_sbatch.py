@@ -159,9 +159,8 @@ def _add_requests(draft: Draft, options: Mapping[str, str]) -> None:
     nodes, tasks = _count(options, "nodes") or 1, _count(options, "ntasks")
     draft.set("nodes", nodes)
     if tasks % nodes and "ntasks-per-node" not in options:
-        draft.note(
-            f"{tasks} tasks aren't a multiple of {nodes} nodes; all nodes get as many workers", key="nodes"
-        )
+        text = f"{tasks} tasks can't be divided among {nodes} nodes; all nodes get as many workers"
+        draft.note(text, key="nodes")
     draft.set("gpus_per_node", gpus)
     draft.set("name", options.get("job-name"))
     draft.set("workdir", options.get("chdir"))

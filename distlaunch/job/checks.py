@@ -341,9 +341,7 @@ def _replaced(_: Reading, spec: JobSpec) -> Mistakes:
     programs = {(program.words, program.role) for program in map(spec.program_of, (*spec.nodes, *spares))}
     if spec.elastic and len(programs) > 1:
         key = "spares" if spares else "min_nodes"
-        what = (
-            "the nodes have different scripts or roles, and a restart without one of them would lack its part"
-        )
+        what = "the nodes have different scripts or roles, so a restart can't do without any of them"
         yield key, f"{what}: remove spares and min_nodes, or start a separate job for each program"
     for node in spares:
         if node.args is None and any(each.args is not None for each in spec.nodes):

@@ -293,13 +293,12 @@ class Controller:
             self._feed(event)
 
     def _take_evidence(self, report: messages.Evidence) -> None:
+        if not isinstance(report.taken, dict):
+            raise wire.ProtocolError("evidence that is not a map")
         attempt = self._attempts.of(report.attempt)
-        if attempt is None:
-            return  # the job is stopped while its workers start
-        part = attempt.plan.part_of(report.node)
-        if not part or not isinstance(report.taken, dict):
-            raise wire.ProtocolError("evidence of workers that were not started")
-        self._tell(Observer.captured, part, report.taken, attempt.number)
+        part = attempt and attempt.plan.part_of(report.node)
+        if attempt and part:  # otherwise, the job is being stopped while its workers start
+            self._tell(Observer.captured, part, report.taken, attempt.number)
 
     def _take_output(self, node: int, frame: wire.Frame) -> None:
         """Pass output, or a piece of a flight recorder dump, to the observers. Raises `ProtocolError`."""

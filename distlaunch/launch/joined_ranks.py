@@ -98,9 +98,8 @@ class OwnRanks(Part):
         if log and log.lost:
             self.say(f"{log.lost_bytes} bytes could not be written to {log.path}: {log.trouble}")
         elif log and not os.path.exists(log.path):
-            self.say(
-                f"{log.path} was removed or renamed during the run; if it was removed, its logs are lost"
-            )
+            what = "if it was removed, its logs are lost"
+            self.say(f"{log.path} was removed or renamed during the run; {what}")
         if self._console:
             self._console.finish_lines()
             self._console.close(lambda silent_s: silent_s < PATIENCE_S)

@@ -38,10 +38,8 @@ def attempt_failed(found: AttemptFailed, state: State, now: float) -> Step:
         return state, found.also
     most, cause = state.spec.restarts.most, found.cause
     recent = len(_recent(state, Why.FAILURE, now))
-    this, left = (
-        Restart(now, Why.FAILURE, cause, _lived_s(state, now)),
-        _fence_words(state, cause.node, now, False),
-    )
+    this = Restart(now, Why.FAILURE, cause, _lived_s(state, now))
+    left = _fence_words(state, cause.node, now, waits=False)
     if why := "" if state.warned else _excluded_words(state, (*state.restarts, this)):
         return state, (_excluded(cause, why), *left)
     if most == 0:
@@ -159,10 +157,10 @@ def _fence_words(state: State, node: int | None, now: float, waits: bool = True)
     if node is None or fence_at is None:
         return ()
     span = f"{fence_at - now:.0f} s"
-    text = f"waiting up to {span} for its ranks to exit, or for it to reconnect"
-    return (
-        ShowMessage("warning", f"{state.label(node)}: {text if waits else f'its ranks exit within {span}'}"),
-    )
+    text = f"its ranks exit within {span}"
+    if waits:
+        text = f"waiting up to {span} for its ranks to exit, or for it to reconnect"
+    return (ShowMessage("warning", f"{state.label(node)}: {text}"),)
 
 
 def _recent(state: State, why: Why, now: float) -> list[Restart]:
