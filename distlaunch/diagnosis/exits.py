@@ -47,7 +47,8 @@ def facts(ending: Ending) -> str:
         if ending.oom_kills > 0:
             kills = counted(ending.oom_kills, "OOM kill")
             return f"{words}, probably by the OOM killer (the kernel reports {kills} on that node)"
-        return f"{words}; the kernel reports no OOM kill on that node"  # a rank may have killed itself
+        # A rank may have killed itself, or be in another cgroup.
+        return f"{words}; the kernel reports no OOM kill in its agent's cgroup"
     if ending.status == -signal.SIGBUS and len(ending.shm) == 2:
         size, free = ending.shm
         return f"{words}; /dev/shm on that node has {size_words(free)} free of {size_words(size)}"
@@ -324,6 +325,13 @@ def advice(ending: Ending, words: str) -> str:
     of_status = _BY_STATUS.get(ending.status)
     if of_status and (hint := of_status(ending)):
         return hint
+    if ending.status == -signal.SIGSEGV:
+        see = (
+            ""
+            if "Fatal Python error" in words
+            else "set PYTHONFAULTHANDLER=1 in its environment to see where; "
+        )
+        return f"{see}mismatched torch and CUDA versions are a common cause"
     aborted = ending.status == -signal.SIGABRT and "terminate called without an active exception" in words
     if aborted and TRACEBACK not in words:  # after an exception, the traceback is more informative
         return "a gloo thread outlived the interpreter: end the script with dist.destroy_process_group()"
@@ -398,9 +406,6 @@ _SHM = "data loaders share tensors in /dev/shm: enlarge it (docker run --shm-siz
 _BY_STATUS: dict[int, Callable[[Ending], str]] = {
     -signal.SIGKILL: _killed,
     -signal.SIGBUS: _bus_error,
-    -signal.SIGSEGV: lambda _: (
-        "set env: {PYTHONFAULTHANDLER: 1} to see where; mismatched torch and CUDA versions are a common cause"
-    ),
     127: lambda _: "shells return 127 when a command is not found: check what the script starts, and PATH",
     126: lambda _: "shells return 126 when a file can't be executed: check its mode and its #! line",
 }

@@ -20,7 +20,7 @@ SHM_FULL, SHM_SMALL, SHM_FINE = (8 * GIB, 0), (64 << 20, 60 << 20), (8 * GIB, 7 
     [
         (Ending(3), "exit status 3"),
         (Ending(-9, oom_kills=2), "probably by the OOM killer (the kernel reports 2 OOM kills on that node)"),
-        (Ending(-9), "killed by signal 9 (SIGKILL); the kernel reports no OOM kill on that node"),
+        (Ending(-9), "killed by signal 9 (SIGKILL); the kernel reports no OOM kill in its agent's cgroup"),
         (Ending(-7, shm=SHM_SMALL), "(SIGBUS); /dev/shm on that node has 60 MiB free of 64 MiB"),
         (Ending(-7), "killed by signal 7 (SIGBUS)"),
         (Ending(-15, oom_kills=1), "killed by signal 15 (SIGTERM)"),
@@ -74,6 +74,11 @@ def test_advice_fits_the_last_output(ending: Ending, last_output: str, hint: str
     given = exits.advice(ending, last_output)
     assert hint in given
     assert bool(given) == bool(hint)
+
+
+def test_a_stack_that_is_there_is_not_asked_for() -> None:
+    given = exits.advice(Ending(-11), "Fatal Python error: Segmentation fault\n")
+    assert given.startswith("mismatched torch and CUDA versions")
 
 
 C10D = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
