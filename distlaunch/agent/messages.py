@@ -71,8 +71,7 @@ class WorkerSpec(Frozen):
     `paths` are the indices of `argv` items that, like `cwd`, may begin with ~ for the user's home on the
     node. An index above 0 refers to the script. With `one_device`, the worker sees only its own GPU. `shares`
     lists the descriptors (0, 1), if any, that the worker shares with the controller or launcher. The
-    agent fills in `cpus` according to `Binding`, and sets `deaf` if termination warnings must not kill a
-    worker that doesn't handle them yet.
+    agent fills in `cpus` according to `Binding`.
     """
 
     local_rank: int
@@ -84,7 +83,6 @@ class WorkerSpec(Frozen):
     one_device: bool = False
     shares: Tuple[int, ...] = ()
     cpus: Optional[str] = None
-    deaf: bool = False
 
 
 class StartWorkers(Frozen):
@@ -149,7 +147,7 @@ class WatchUse(Frozen):
 
 
 class WarnWorkers(Frozen):
-    """Send `signum` to the workers, unless it is 0.
+    """Send `signum` to the processes of the workers that handle it; 0 = none.
 
     If the job is known to end in `left_s` seconds, also create the deadline file.
     """

@@ -92,8 +92,18 @@ def lineage(pid: int) -> list[int]:
 
 def ignores(pid: int, signum: int) -> bool:
     """Return whether a process ignores a signal; False if there is no such process."""
-    masks = [line.split()[1] for line in _lines("/proc/%d/status" % pid) if line.startswith("SigIgn:")]
-    return any(int(mask, 16) >> (signum - 1) & 1 for mask in masks)
+    return _is_in(pid, signum, "SigIgn:")
+
+
+def handles(pid: int, signum: int) -> bool:
+    """Return whether a process has a handler for a signal, or blocks it, to wait for it."""
+    return _is_in(pid, signum, "SigCgt:", "SigBlk:")
+
+
+def _is_in(pid: int, signum: int, *masks: str) -> bool:
+    """Return whether one of these masks in a process's status contains a signal."""
+    found = [line.split()[1] for line in _lines("/proc/%d/status" % pid) if line.startswith(masks)]
+    return any(int(mask, 16) >> (signum - 1) & 1 for mask in found)
 
 
 def cpu_ticks(pids: list[int]) -> int:

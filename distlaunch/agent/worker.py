@@ -15,7 +15,7 @@ import resource
 import signal
 from collections.abc import Callable
 
-from distlaunch.agent import gpus, scratch, sweep, wire
+from distlaunch.agent import gpus, procfs, scratch, sweep, wire
 from distlaunch.agent.messages import WorkerSpec, WorkerUnstarted
 from distlaunch.agent.poller import Poller, widen
 
@@ -63,6 +63,15 @@ class Worker:
                 os.kill(self.pid, signum)  # its process group doesn't exist yet
             except PermissionError:
                 pass  # now belongs to another user; the sweep after the grace period reports it
+
+    def warn(self, signum: int) -> None:
+        """Send a signal to the processes of the worker's group that handle it. It would kill the others."""
+        for pid in procfs.family(self.pid) if self.running else ():
+            try:
+                if os.getpgid(pid) == self.pid and procfs.handles(pid, signum):
+                    os.kill(pid, signum)
+            except OSError:
+                pass  # it has exited, or now belongs to another user
 
     def error_record(self) -> wire.Message | None:
         """Read the {message, callstack, timestamp} that torch's @record wrote to TORCHELASTIC_ERROR_FILE.
@@ -228,7 +237,7 @@ def _become_worker(
     """
     stage = "setup"
     try:
-        begin(agent, spec.deaf)
+        begin(agent)
         sweep.allow_tracing(agent)
         _bind(spec)
         for fd, end in stdio.items():
@@ -255,20 +264,19 @@ def _bind(spec: WorkerSpec) -> None:
         os.sched_setaffinity(0, cpus.cpu_set(spec.cpus))
 
 
-def begin(agent: int, deaf: bool = False) -> None:
+def begin(agent: int) -> None:
     """Give a forked child a new session, default signal handling and no input. Make it die with the agent."""
     os.setsid()
     sweep.die_with_parent(signal.SIGKILL, agent)
-    _reset_signals(deaf)
+    _reset_signals()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
 
-def _reset_signals(deaf: bool) -> None:
-    ignored = wire.WARNINGS if deaf else _ignored
+def _reset_signals() -> None:
     # Ignored and blocked signals survive exec, and Python itself ignores SIGPIPE and SIGXFSZ.
     signal.set_wakeup_fd(-1)
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(signum, signal.SIG_IGN if signum in ignored else signal.SIG_DFL)
+        signal.signal(signum, signal.SIG_IGN if signum in _ignored else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

@@ -67,8 +67,7 @@ class Workers:
         shared["DISTLAUNCH_DEADLINE"] = os.path.join(self._directory.path, DEADLINE)
         shared.update(dict.fromkeys(command.temporary, self._directory.inner))
         make_room(DESCRIPTORS * len(specs) + 64)  # workers keep the old limit
-        deaf = command.warning in wire.WARNINGS
-        specs = [self._complete(spec, shared, command.environment)._replace(deaf=deaf) for spec in specs]
+        specs = [self._complete(spec, shared, command.environment) for spec in specs]
         counted = procfs.connections_counted()
         for spec in specs:
             self._spawn(spec)
@@ -234,11 +233,11 @@ class Workers:
         return [worker for worker in self._workers if worker.running]
 
     def warn(self, command: messages.WarnWorkers) -> None:
-        """Record when the job will end, if known, and send the workers a signal."""
+        """Record when the job will end, if known, and send a signal to the workers that handle it."""
         if command.left_s is not None:
             self._directory.write(DEADLINE, "%.0f\n" % (time.time() + command.left_s))
-        for worker in self._live():
-            worker.signal(command.signum)
+        for worker in self._live() if command.signum else ():
+            worker.warn(command.signum)
 
     def capture(self, command: messages.Capture) -> None:
         """Answer `Capture` with the state of all workers, and the stacks of some."""

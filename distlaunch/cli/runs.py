@@ -227,7 +227,7 @@ def stop(context: typer.Context, which: Which = None, now: Now = False, as_json:
     elif queued:
         say(f"{queued.name}: {'cancelled' if stopped else 'had already ended'}")
     if run and known and not (queued or stopped) and waiting_again([known]):
-        say(f"{known.name}, in which it ran, is still in the queue; `distlaunch stop {known.id}` cancels it")
+        say(f"{known.name}, in which it ran, is still active; `distlaunch stop {known.id}` cancels it")
 
 
 def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run | None, bool]:

@@ -1,6 +1,7 @@
 """`submit` and `export`: prepare a job for a scheduler's queue or a cluster."""
 
 import os
+import re
 import sys
 import tempfile
 import time
@@ -36,6 +37,8 @@ def _known(name: str | None) -> str | None:
     return name
 
 
+_UNANSWERED = r"(?i)timed out|did not answer|Zero Bytes were"
+"""Messages of a scheduler's command whose request may have been carried out nonetheless."""
 _METAVAR = f"[{'|'.join(TABLE)}]"
 _TO = "The scheduler. Default: the one with a section in the job file, else Slurm."
 To = Annotated[str | None, Option("--to", metavar=_METAVAR, callback=_known, help=_TO, show_default=False)]
@@ -170,6 +173,9 @@ def _submitted(spec: JobSpec, scheduler: Scheduler, script: str) -> tuple[str, P
         if isinstance(error, ToolMissingError):
             on = "to submit from elsewhere, use --on HOST, where the PATH of SSH commands must contain it"
             raise DistlaunchError(f"{error}; {on}; for another scheduler, use --to") from None
+        if re.search(_UNANSWERED, str(error)):
+            advice = "before you submit the job again, check whether it is in the queue"
+            raise DistlaunchError(f"{error}; {advice}") from None
         raise
     note(Submission(queued, spec.name, directory, time.time(), "", scheduler.name, spec.invocation.file))
     return queued, Path(path).rename(Path(directory, f"{scheduler.name}-{queued}.sh"))

@@ -159,7 +159,9 @@ def _add_requests(draft: Draft, options: Mapping[str, str]) -> None:
     nodes, tasks = _count(options, "nodes") or 1, _count(options, "ntasks")
     draft.set("nodes", nodes)
     if tasks % nodes and "ntasks-per-node" not in options:
-        text = f"{tasks} tasks can't be divided among {nodes} nodes; all nodes get as many workers"
+        text = (
+            f"{tasks} tasks can't be divided evenly among {nodes} nodes; each node gets {tasks // nodes or 1}"
+        )
         draft.note(text, key="nodes")
     draft.set("gpus_per_node", gpus)
     draft.set("name", options.get("job-name"))

@@ -113,7 +113,7 @@ _ROOT = (
     r"  rank +: (\d+) \(local_rank: (\d+)\)\n  exitcode +: (-?\d+) \(pid: (\d+)\)"
 )
 
-_BELOW = r"(?m)^distlaunch: (rank \d+ .*?) failed first: (.*)$"
+_BELOW = r"(?m)^distlaunch: (rank \d+ .*?) failed(?: first)?: (.*)$"
 
 
 class Raised(Frozen):

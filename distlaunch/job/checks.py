@@ -345,7 +345,7 @@ def _replaced(_: Reading, spec: JobSpec) -> Mistakes:
         yield key, f"{what}: remove spares and min_nodes, or start a separate job for each program"
     for node in spares:
         if node.args is None and any(each.args is not None for each in spec.nodes):
-            yield node.path, "nodes have args of their own, which a spare doesn't take over: set args here"
+            yield node.path, "the nodes set their own args, which a spare doesn't take over: set args here"
 
 
 def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:

@@ -164,7 +164,7 @@ class Controller:
                 # Not `now`: this process couldn't receive anything while it was suspended.
                 if due - self._last_frame.get(node, due) > most_s:
                     key = self._spec.key_words(f"timeouts.lease is {self._lease_s:g} s")
-                    why = f"no heartbeat for {most_s:.3g} s{key}"
+                    why = f"no heartbeat for {round(most_s, 1):g} s{key}"
                     self._links.give_up(node, why)
 
     def _request_stacks(self) -> None:

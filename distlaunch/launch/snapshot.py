@@ -325,9 +325,9 @@ def _wanted(spec: JobSpec, root: str, listed: Iterable[str]) -> Iterator[str]:
         patterns = [*ignored.read().splitlines(), *patterns]
     if patterns:
         paths -= {*_matching(spec, patterns, paths)}
-    logs, copies = spec.logs.directory, os.path.expanduser(spec.sync.base)
-    own = (logs, os.path.realpath(logs), copies, os.path.realpath(copies))  # they may be symlinks
-    runs = {os.path.relpath(each, root) for each in own}
+    logs, base = spec.logs.directory, os.path.expanduser(spec.sync.base)
+    copies = [os.path.join(base, name) for name in ("blobs", "new", "runs", "envs")]  # if this is a node, too
+    runs = {os.path.relpath(way(each), root) for each in (logs, *copies) for way in (str, os.path.realpath)}
     below = (WHEELS, *(f"{each}/" for each in runs))
     for path in paths:
         if path not in runs and not path.startswith(below) and not ABOUT_RUN.search(path):

@@ -89,9 +89,6 @@ def note_end(submission: Submission, end: str) -> None:
 
     "" = it hasn't ended after all.
     """
-    starts = run_list.starts_path(submission.directory, submission.id, submission.scheduler)
-    if end == GONE.state and run_list.is_stopped(starts):  # another process may be in `cancel`
-        end = CANCELLED
     _note(submission, end=end)
     if end == CANCELLED:
         run_list.note_stop(submission.directory, submission.id, submission.scheduler)
@@ -314,8 +311,9 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
         run = run_in(known[name])
         if run and (ended or name in latest or not run.status.state.over):
             found.append(run)
-    unseen = {name for name in known.keys() - over if not os.path.isdir(known[name])}
-    found += [run for run in all_living() if run.id in unseen and not run.host] if unseen else []
+    if any(run in known and _is_unseen(run, here=True) for run in run_list.listed()):
+        living = {run.id: run for run in all_living() if run.id in known and _is_unseen(run.id, here=True)}
+        found += living.values()
     if most != 0:
         found += _queued(places, [*chain(*jobs)], found, ended)  # which may be later than the runs
     found += [] if places else afar(known)
@@ -341,10 +339,9 @@ def _waiting(shown: Sequence[Run], ended: bool) -> Iterator[tuple[Submission, Ru
 
     `shown` are the runs already listed. A scheduler is queried only if it may have such a job.
     """
-    known = submissions().values()
+    known = [each for each in submissions().values() if each.at or _is_hidden(each)]
     if ended:
-        ended_ = [each for each in known if each.end and not _has_run(each)]
-        yield from ((each, _ended(each, each.end)) for each in ended_)
+        yield from ((each, _ended(each, each.end)) for each in known if each.end and not _has_run(each))
     alive = {run.id for run in shown if run.alive}
     queued = [each for each in known if not each.end]
     open_ = [each for each in queued if alive.isdisjoint(map(os.path.basename, _directories(each)))]
@@ -357,27 +354,49 @@ def _queried(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterat
     try:
         states = load(scheduler).look([each.id for each in open_])
     except DistlaunchError as error:
-        waits = [each for each in open_ if each.at and _may_start(each)]
+        done = (RunState.SUCCEEDED, RunState.CANCELLED)
+        runs = [(each, latest_run(each)) for each in open_ if each.at]
+        waits = [each for each, run in runs if not (run and run.status.state in done)]
         yield from ((each, each.as_run(RunState.PENDING, f"unknown, {error}")) for each in waits)
         return
     for each in open_:
-        state = states.get(each.id, GONE)
-        if state.over:
+        state = _judged(each, states.get(each.id, GONE))
+        if not state.over:
+            yield from ((each, run) for run in _entry(each, state))
+        elif each.at:  # others may belong to another cluster
             note_end(each, state.state)
             if ended and not _has_run(each):
                 yield each, _ended(each, state.state)
-        elif state.waits:
-            yield each, each.as_run(RunState.PENDING, state.words)
-        elif _has_run(each) and not (latest_run(each) or _last_remembered(each)):
-            yield each, each.as_run(RunState.UNKNOWN, f"{state.words}; {UNSEEN}")
-        elif each.at and _may_start(each) and state.state != "COMPLETING":  # it is being set up
-            yield each, each.as_run(RunState.CONNECTING, state.words)
 
 
-def _may_start(each: Submission) -> bool:
-    """Return whether a job in the queue may yet start its run, or start it again."""
-    run, requeues = latest_run(each), load(each.scheduler).answers
-    return run is None or (requeues and run.status.state in (RunState.FAILED, RunState.LOST))
+def _entry(each: Submission, state: Queued) -> Iterator[Run]:
+    """Yield the entry of a job in the queue, unless its run has ended and the queue only lags behind."""
+    requeues = load(each.scheduler).answers and state.state != "COMPLETING"
+    if state.waits:
+        yield each.as_run(RunState.PENDING, state.words)
+    elif _is_hidden(each):
+        yield each.as_run(RunState.UNKNOWN, f"{state.words}; {UNSEEN}")
+    elif requeues or not latest_run(each):  # it is being set up, perhaps again
+        yield each.as_run(RunState.CONNECTING, state.words)
+
+
+def _judged(each: Submission, state: Queued) -> Queued:
+    """Return the state of a job. One that left the queue after `stop` was canceled."""
+    starts = run_list.starts_path(each.directory, each.id, each.scheduler)
+    return Queued(CANCELLED) if state == GONE and run_list.is_stopped(starts) else state
+
+
+def _is_hidden(each: Submission) -> bool:
+    """Return whether the directory of the job's latest run can't be seen, although the run may be active."""
+    return not each.end and any(_is_unseen(os.path.basename(path)) for path in _directories(each)[-1:])
+
+
+def _is_unseen(run: str, here: bool = False) -> bool:
+    """Return whether a listed run that isn't known to have ended has no directory; `here` = started here."""
+    entry = run_list.listed().get(run)
+    if entry is None or entry.over or (here and entry.host != os.uname().nodename):
+        return False
+    return not os.path.isdir(entry.directory)
 
 
 def _ended(each: Submission, end: str) -> Run:
@@ -414,16 +433,22 @@ def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None
     last = before
     while before := _next(queued, before, interrupts, tell):
         yield (last := before)
-    ended = over(last).status.state if last and not interrupts.any() else None
-    starts = run_list.starts_path(queued.directory, queued.id, queued.scheduler)
-    if queued.at and ended is RunState.FAILED and run_list.is_stopped(starts):
+    ended = over(last).status if last and not interrupts.any() else None
+    if queued.at and ended and ended.state is RunState.FAILED and _was_stopped_again(queued, ended):
         tell(f"{queued.name} was cancelled before its next start")
-    if not queued.at and ended is RunState.SUCCEEDED:
+    if not queued.at and ended and ended.state is RunState.SUCCEEDED:
         state = state_of(queued)
         if re.match(_FAILED, state.state):  # its script did more than the run
             raise DistlaunchError(f"{queued.name} {state.ending}, although its last run succeeded")
         if state.state == GONE.state:
             tell(f"{queued.name} left the queue; whether its script failed after the run is unknown")
+
+
+def _was_stopped_again(queued: Submission, last: Status) -> bool:
+    """Return whether a requeued job was canceled before it started again after its `last` run."""
+    path = run_list.starts_path(queued.directory, queued.id, queued.scheduler)
+    requeued = last.why.endswith("was requeued") or any("requeue" in line for line in run_list.lines_of(path))
+    return requeued and run_list.is_stopped(path)
 
 
 def all_runs(word: str | None) -> list[Run]:
@@ -446,8 +471,10 @@ def run_of(word: str | None) -> Run:
     state = state_of(queued)
     if state.over:
         raise DistlaunchError(_without_run(queued, state))
-    unseen = f"is {state.words}, but {UNSEEN if _has_run(queued) else 'has started no run yet'}"
-    raise DistlaunchError(f"{queued.name} {f'has not started: {state.words}' if state.waits else unseen}")
+    if _has_run(queued):
+        raise DistlaunchError(f"{queued.name} is {state.words}, but {UNSEEN}")
+    what = "has not started" if state.waits else "hasn't started a run yet"
+    raise DistlaunchError(f"{queued.name} {what}: {state.words}")
 
 
 def state_of(queued: Submission) -> Queued:
@@ -457,7 +484,7 @@ def state_of(queued: Submission) -> Queued:
     """
     if queued.end not in ("", GONE.state):  # another cluster may have noted that its queue has no such job
         return Queued(queued.end)
-    state = load(queued.scheduler).look([queued.id]).get(queued.id, GONE)
+    state = _judged(queued, load(queued.scheduler).look([queued.id]).get(queued.id, GONE))
     if (end := state.state if state.over else "") != queued.end:
         note_end(queued, end)
     return state
@@ -543,9 +570,7 @@ def cancel(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[R
     queries = _queries()
     while not interrupts.any():
         run = latest_run(queued)
-        if not (run and run.alive) and next(queries) and (state := _polled(queued)).over:
-            if state == GONE:
-                note_end(queued, CANCELLED)
+        if not (run and run.alive) and next(queries) and _polled(queued).over:
             break
         pause(interrupts, LOOK_S)
     run = earlier if earlier and earlier.alive else latest_run(queued)

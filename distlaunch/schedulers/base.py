@@ -60,7 +60,11 @@ def other_options(command: str, example: str, taken: str, pattern: str = r"-[A-Z
     """
 
     def mistake(option: str) -> str | None:
-        found = next(filter(None, (re.match(taken, word) for word in option.split())), None)  # may be several
+        try:
+            words = shlex.split(option)  # it may be several options
+        except ValueError:
+            words = [option]
+        found = next(filter(None, (re.match(taken, word) for word in words)), None)
         return found and f"{found[0]} can't be used: {_WHY.get(found.lastgroup or '', 'distlaunch sets it')}"
 
     kind = Text(f'an option such as "{example}"', pattern, mistake)

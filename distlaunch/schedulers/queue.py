@@ -26,9 +26,6 @@ MAX_SLOTS = 1_000_000
 """Maximum plausible number of slots on one host."""
 _HOST = r"[A-Za-z0-9_][A-Za-z0-9_.:%\-]*"
 _EMPTY = ("", "Exiting.")
-_LOOK_FIRST = "before you submit again, look for the job in the queue"
-_UNANSWERED = r"(?i)timed out|Zero Bytes were"
-"""Messages of commands whose request may have been carried out nonetheless."""
 VISIBLE = ("CUDA_VISIBLE_DEVICES",)
 """The variable that lists the GPUs visible to a process."""
 _GRANTED = ("SGE_HGR_gpu", "SGE_HGR_GPU", *VISIBLE)
@@ -108,13 +105,12 @@ def call(
         raise DistlaunchError(f"can't run {argv[0]}: {error.strerror}") from None
     except TimeoutExpired:
         text = f"{argv[0]} did not answer within {ANSWER_S:g} s: {title} may be overloaded; try again later"
-        raise DistlaunchError(f"{text}, but {_LOOK_FIRST}") from None
+        raise DistlaunchError(text) from None
     lines = (done.stderr.strip() or done.stdout).splitlines()  # some commands print errors to stdout
     if done.returncode and not (forgives and all(map(forgives.search, lines or [""]))):
         messages = (line.split("error: ", 1)[-1].strip().removeprefix(f"{argv[0]}: ") for line in lines)
         words = "; ".join(line for line in messages if line not in _EMPTY) or "it exited without a message"
-        unknown = f"; {_LOOK_FIRST}" if re.search(_UNANSWERED, words) else ""
-        raise DistlaunchError(f"{argv[0]} failed: {words}{unknown}")
+        raise DistlaunchError(f"{argv[0]} failed: {words}")
     return done.stdout
 
 

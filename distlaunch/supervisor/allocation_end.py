@@ -152,7 +152,8 @@ def _lost_words(state: State) -> str:
     failures = ((node, failure_of(state.nodes[node])) for node in state.members)
     down = [state.label(node) for node, failure in failures if failure and failure.kind in _DOWN]
     if not down and state.phase is Phase.RESTARTING and (cause := state.restarts[-1].cause).node is not None:
-        down = [state.label(cause.node)] if cause.kind == "node_lost" else []
+        lost = cause.kind == "node_lost" and cause.agent_signum is None  # the scheduler may have sent it
+        down = [state.label(cause.node)] if lost else []
     return f"{listed(down)} {'was' if len(down) == 1 else 'were'} lost; " if down else ""
 
 

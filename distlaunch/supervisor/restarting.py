@@ -146,9 +146,10 @@ def node_leaving(found: NodeLeaving, state: State, now: float) -> Step:
     """Handle a node that will be lost in a moment. The decider of `NodeLeaving`."""
     if state.phase is not Phase.RESTARTING and found.node in state.members:
         return state, (AttemptFailed(found.cause),)
-    # When a scheduler ends the job, it stops the agents of all nodes: see `allocation_end`.
-    by_scheduler = state.spec.allocation and state.spec.allocation.answers and found.cause.agent_signum
-    return state, () if by_scheduler else (ShowMessage("warning", found.cause.text),)
+    # A scheduler that ends the job stops the agents of all nodes, often in a restart after it lost one.
+    may_end = state.spec.allocation and state.spec.allocation.answers and found.cause.agent_signum
+    hidden = may_end and state.phase is Phase.RESTARTING
+    return state, () if hidden else (ShowMessage("warning", found.cause.text),)
 
 
 def _fence_words(state: State, node: int | None, now: float, waits: bool = True) -> tuple[ShowMessage, ...]:

@@ -183,8 +183,8 @@ def finish_when_closed(state: State, now: float) -> Step:
     """Finish once nothing more can arrive from any node. The second rule of STOPPING."""
     if state.asked or state.nodes.counts.over < len(state.nodes):
         return state, ()
-    cause, unknown = state.cause, (WorkerPhase.RUNNING, WorkerPhase.VANISHED)
-    if cause and cause.exit and any(worker.phase in unknown for worker in state.workers):
+    cause = state.cause
+    if cause and cause.exit and any(worker.phase is WorkerPhase.VANISHED for worker in state.workers):
         # A rank on a lost node may have failed earlier.
         state = state.with_cause(cause._replace(text=cause.preliminary, inferred=True))
     return state._replace(phase=Phase.DONE, timers={}), (Finish(),)

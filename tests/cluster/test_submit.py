@@ -217,7 +217,7 @@ def test_a_run_on_a_disk_of_its_host_is_not_taken_for_none(queue: Queue, slurm: 
     assert rows() == []
 
 
-def test_ones_own_script_that_was_requeued_is_listed_and_its_run_names_it(queue: Queue, slurm: Slurm) -> None:
+def test_the_run_of_ones_own_script_that_was_requeued_names_it(queue: Queue, slurm: Slurm) -> None:
     own = (
         f"#!/bin/sh\n{shlex.join(distlaunch_argv('run', str(queue.job('raise SystemExit(3)'))))}\nsleep 600\n"
     )
@@ -227,13 +227,11 @@ def test_ones_own_script_that_was_requeued_is_listed_and_its_run_names_it(queue:
     wait_until(lambda: "FAILED" in str(rows("--all")), lambda: str(rows("--all")))
     assert rows() == []
     slurm.tool("scontrol", "requeuehold", job)
-    wait_until(lambda: bool(rows()), lambda: str(rows("--all")))
-    (row,) = rows()
-    assert (row["run"], row["state"]) == (job, "PENDING")
+    slurm.wait_state(job, "PENDING")
     (run,) = (row["run"] for row in rows("--all") if row["state"] == "FAILED")
     stopped = distlaunch("stop", run, status=0).stderr
     assert f"{run} had already ended: FAILED" in stopped
-    assert f"Slurm job {job}, in which it ran, is still in the queue; `distlaunch stop {job}`" in stopped
+    assert f"Slurm job {job}, in which it ran, is still active; `distlaunch stop {job}`" in stopped
     assert f"Slurm job {job}: cancelled\n" in distlaunch("stop", job, status=0).stderr
 
 

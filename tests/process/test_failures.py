@@ -219,12 +219,18 @@ def test_shared_memory_of_a_killed_worker_is_unlinked(tmp_path: Path, harm: str,
         assert run.holders() == []
 
 
-def test_a_warning_before_ranks_handle_it_kills_none(tmp_path: Path, gate: Path) -> None:
-    worker = "print('ready', flush=True)\nopen('gate').read()"
+def test_a_warning_reaches_the_ranks_that_handle_it_and_kills_none(tmp_path: Path, gate: Path) -> None:
+    worker = """
+        import os, signal
+        if os.environ["RANK"] == "1":  # which gets it after rank 0
+            signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"warned\\n"))
+        print(signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL, flush=True)
+        open("gate").read()
+    """
     with running(write_job(tmp_path, worker, f"{TWO}on_warning: USR1\n")) as run:
-        run.wait_for("ready", times=2)
+        run.wait_for("True", times=2)  # as without distlaunch
         run.process.send_signal(signal.SIGUSR1)
-        run.wait_for("received a warning signal: sent SIGUSR1 to all ranks")
+        run.wait_for("warned")
         for _ in range(2):
             open_gate(gate)
         assert run.wait() == 0

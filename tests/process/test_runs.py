@@ -682,6 +682,7 @@ def test_a_detached_run_that_a_rank_has_started_ends_with_it_and_says_so(tmp_pat
     wait_gone(holders_of(f"DISTLAUNCH_RUN_ID={run}"), PATIENCE_S)
 
 
+@pytest.mark.usefixtures("known_runs")
 def test_the_name_of_a_job_is_not_taken_for_the_directory_of_other_runs(tmp_path: Path, gate: Path) -> None:
     """Or for a directory without runs, such as a Python package."""
     for name in ("job", "package"):
@@ -693,6 +694,9 @@ def test_the_name_of_a_job_is_not_taken_for_the_directory_of_other_runs(tmp_path
     other = ran(tmp_path / "job", *start, "name=other", status=0).stdout.strip()
     assert [row["run"] for row in json.loads(ran(tmp_path, "ps", "--json", "job").stdout)] == [mine]
     assert [row["run"] for row in json.loads(ran(tmp_path, "ps", "--json", "./job").stdout)] == [other]
+    dot = ran(tmp_path / "job", *start, "name=.", status=0).stdout.strip()
+    assert {row["run"] for row in listed(tmp_path)} == {mine, package}
+    ran(tmp_path, "stop", dot, status=0)
     assert f"{package}: CANCELLED" in ran(tmp_path, "stop", "package", status=0).stderr
     assert f"{mine}: CANCELLED" in ran(tmp_path, "stop", "job", status=0).stderr
     assert f"{other}: CANCELLED" in ran(tmp_path, "stop", "./job", status=0).stderr

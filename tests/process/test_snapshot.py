@@ -157,8 +157,8 @@ def test_without_git_brings_all_but_what_is_made_again(job: Path, monkeypatch: p
         assert sorted(taken(job)) == found
     shutil.rmtree(job / ".git")
     assert sorted(taken(job)) == found
-    write(job, {"store/blobs/00": ""})  # what an earlier run has copied to this machine
-    assert sorted(taken(job, sync={"to": f"{job}/store"})) == found
+    write(job, {"store/blobs/00": "", "lib/own.py": ""})  # the former as by an earlier run, to this machine
+    assert sorted(taken(job, sync={"to": f"{job}/store"})) == sorted([*found, "lib/own.py"])
 
 
 def test_a_repository_without_commits_is_enough(job: Path) -> None:

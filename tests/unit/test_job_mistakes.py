@@ -115,7 +115,7 @@ MISTAKES = {
     "nodes: [a, {host: b, script: b.py}]\nspares: [c]": "3:9: spares: the nodes have different scripts …",
     "nodes: [a, {host: b, role: reader}]\nmin_nodes: 1": "3:12: min_nodes: the nodes have different …",
     "nodes: [a]\nspares: [{host: b, script: b.py}]": "3:9: spares: the nodes have different scripts …",
-    "nodes: [{host: a, args: [x]}]\nspares: [b]": "3:10: spares[0]: nodes have args of their own, which a …",
+    "nodes: [{host: a, args: [x]}]\nspares: [b]": "3:10: spares[0]: the nodes set their own args, which a …",
     "nodes: [localhost]\nspares: [a]\nstdin: rank 0": "4:8: stdin: a restart can move rank 0 to another …",
     "nodes: 2\nlauncher: ssh": "3:11: launcher: ssh needs host names: list the hosts in nodes",
     "nodes: 2\nlauncher: ssh\nslurm: {}": "3:11: launcher: ssh needs host names: a scheduler assigns …",
