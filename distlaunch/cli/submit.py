@@ -2,10 +2,12 @@
 
 import os
 import re
+import stat
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -152,12 +154,16 @@ def _prepared(
 
 def _submitted(spec: JobSpec, scheduler: Scheduler, script: str) -> tuple[str, Path]:
     """Submit the script; return the ID of the job and the path of the script. Raises `DistlaunchError`."""
-    from distlaunch.runs.submissions import Submission, note
+    from distlaunch.observers.run_list import Ticket, index_path
+    from distlaunch.runs.submissions import Submission, note, submissions
     from distlaunch.schedulers.queue import ToolMissingError
 
     directory, path = spec.logs.directory, ""
     try:
         os.makedirs(directory, exist_ok=True)
+        if os.stat(directory).st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+            what = f"{directory} is writable by all users, who could replace the job's files"
+            raise DistlaunchError(f"{what}; use chmod o-w or chmod +t, or set logs.dir to another directory")
         fd, path = tempfile.mkstemp(".sh", f"{scheduler.name}-", directory)
         with os.fdopen(fd, "wb") as file:
             file.write(os.fsencode(script))
@@ -178,4 +184,9 @@ def _submitted(spec: JobSpec, scheduler: Scheduler, script: str) -> tuple[str, P
             raise DistlaunchError(f"{error}; {advice}") from None
         raise
     note(Submission(queued, spec.name, directory, time.time(), "", scheduler.name, spec.invocation.file))
-    return queued, Path(path).rename(Path(directory, f"{scheduler.name}-{queued}.sh"))
+    if Ticket(scheduler.name, queued) not in submissions():
+        advice = "from other directories, use the scheduler's commands for this job"
+        say(f"can't add the job to the list of runs, {index_path()}: {advice}")
+    with suppress(OSError):  # another user's file may have that name
+        path = os.fspath(Path(path).rename(Path(directory, f"{scheduler.name}-{queued}.sh")))
+    return queued, Path(path)

@@ -4,6 +4,7 @@ The lists are only hints: the run directories are authoritative. Runs continue e
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -170,19 +171,23 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _opened(path: str, flags: int) -> int:
-    """Open a list. Raises `UsageError` if others can write to it, because it contains arguments for ssh."""
+    """Open a list that only this user can write to, because it contains arguments for ssh.
+
+    Raises OSError, or `UsageError` for the list of all runs: other users may share the directory of a list of
+    starts.
+    """
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     status = os.fstat(fd)
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        os.close(fd)
-        foreign, shared = "; distlaunch reads only your own", "; use chmod go-w"
-        if path == index_path():  # not a list of starts
-            foreign = "; set HOME or XDG_STATE_HOME to a directory of yours"
-            shared += ", or set XDG_STATE_HOME to another directory"
-        if status.st_uid != os.geteuid():
-            raise UsageError(f"{path}: this list of runs belongs to another user{foreign}")
-        raise UsageError(f"{path}: this list of runs is writable by other users{shared}")
-    return fd
+    if status.st_uid == os.geteuid() and not status.st_mode & 0o022:
+        return fd
+    os.close(fd)
+    if path != index_path():
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+    if status.st_uid != os.geteuid():
+        foreign = "set HOME or XDG_STATE_HOME to a directory of yours"
+        raise UsageError(f"{path}: this list of runs belongs to another user; {foreign}")
+    shared = "use chmod go-w, or set XDG_STATE_HOME to another directory"
+    raise UsageError(f"{path}: this list of runs is writable by other users; {shared}")
 
 
 def append(path: str, line: Mapping[str, Any]) -> None:

@@ -254,7 +254,7 @@ def _with_its_id_now(each: Submission) -> Submission:
 def _beside_its_runs(job: str) -> Submission | None:
     """Return an unlisted submission from its list of starts, for hosts that don't share home directories."""
     for directory, scheduler in product((os.path.abspath(LOGS), os.getcwd()), TABLE):
-        if os.path.exists(run_list.starts_path(directory, job, scheduler)):
+        if any(True for _ in run_list.lines_of(run_list.starts_path(directory, job, scheduler))):
             return Submission(job, "", directory, 0.0, scheduler=scheduler)
     return None
 

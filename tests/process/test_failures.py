@@ -256,6 +256,37 @@ def test_a_stop_while_ranks_start_loses_no_node_and_claims_no_silence(tmp_path: 
     assert not re.search("lost|printed anything", run.stderr), run.stderr
 
 
+def test_output_of_a_rank_that_is_stopped_in_its_first_moment_is_kept(tmp_path: Path) -> None:
+    """The rank prints while its agent is already about to stop it."""
+    forked, stopping = str(tmp_path / "forked"), str(tmp_path / "stopping")
+    late = f"""
+        import os, select, time
+        from distlaunch.agent import worker, workers
+        become, stop = worker._become_worker, workers.Workers.stop
+        def wait_to_become(*given):
+            open({forked!r}, "w").close()
+            while not os.path.exists({stopping!r}):
+                time.sleep(0.01)
+            become(*given)
+        def stop_late(self, *given):
+            open({stopping!r}, "w").close()
+            select.select([self._workers[0].streams[0]], [], [], 60.0)
+            stop(self, *given)
+        worker._become_worker, workers.Workers.stop = wait_to_become, stop_late
+    """
+    python = python_with(tmp_path / "python", late)
+    keys = f"{ONE}nodes: [there]\npython: {python}\nlauncher: {{command: [env, 'HOST={{host}}']}}\n"
+    keys += "command: [sh, -c, 'echo first; sleep 60']\n"
+    job = write_job(tmp_path, "", keys)
+    job.write_text(job.read_text().replace("script: worker.py\n", ""))
+    with running(job) as run:
+        wait_until((tmp_path / "forked").exists, lambda: run.stderr)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait() == 128 + signal.SIGTERM
+    assert "first\n" in run.stdout
+    assert "lost" not in run.stderr, run.stderr
+
+
 @pytest.mark.parametrize(
     ("signum", "told"), [(signal.SIGTERM, "15 (SIGTERM)"), (signal.SIGINT, "2 (SIGINT)")]
 )

@@ -266,6 +266,25 @@ def test_a_job_whose_run_was_deleted_is_not_listed_as_failed(queue: Queue) -> No
     assert told in distlaunch("wait", job, status=1).stderr
 
 
+@pytest.mark.parametrize("queue", ["pbs"], indirect=True)
+def test_files_of_others_beside_a_job_change_nothing(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anyone may know the next ID."""
+    queue.hold()
+    (queue.directory / "runs").mkdir()
+    queue.file("sh").mkdir()
+    queue.file("jsonl").write_text('{"stop": true}\n')
+    queue.file("jsonl").chmod(0o666)  # as good as another user's
+    job = queue.submit(HELLO)
+    assert [row["state"] for row in rows()] == ["PENDING"]
+    assert f"{queue.name}: cancelled" in distlaunch("stop", job, status=0).stderr
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
+    done = distlaunch("submit", str(queue.directory / "train.yaml"), status=0)
+    assert "can't add the job to the list of runs, /proc/nowhere/distlaunch/runs.jsonl" in done.stderr
+    (queue.directory / "runs").chmod(0o777)
+    refused = distlaunch("submit", str(queue.directory / "train.yaml"), status=1)
+    assert "runs is writable by all users, who could replace the job's files; use chmod" in refused.stderr
+
+
 def test_reports_a_refusal_in_the_schedulers_words_and_leaves_nothing(queue: Queue) -> None:
     nowhere = f"{queue.section.partition(':')[0]}.queue=none"
     done = distlaunch("submit", str(queue.job(HELLO)), "--set", nowhere, status=1)
