@@ -184,7 +184,7 @@ class Environment:
                     _call([new + "/bin/pip", "install", "--no-index", "--no-deps", *setup.files], env)
                 return
             inside = {"VIRTUAL_ENV": new, "PATH": "%s/bin:%s" % (new, env.get("PATH", os.defpath))}
-            _call(["/bin/sh", "-ec", setup.run], {**env, **inside})
+            _call(["/bin/sh", "-ec", setup.run], {**env, **inside}, "setup.run")  # which may contain a secret
 
     def _fill_by_uv(self, new: str, env: dict[str, str]) -> None:
         """Create the environment from uv.lock, or else requirements.txt, or else pyproject.toml."""
@@ -215,7 +215,7 @@ class Environment:
         argv = [os.path.join(new, "bin", "python"), "-c", _VERSIONS]
         done = subprocess.run(argv, stdout=subprocess.PIPE, check=False)
         if done.returncode:
-            raise subprocess.CalledProcessError(done.returncode, ["`import torch` in the new environment"])
+            raise subprocess.CalledProcessError(done.returncode, "`import torch` in the new environment")
         with open(os.path.join(new, FACTS), "wb") as file:
             file.write(done.stdout)
         link = new + ".link"
@@ -223,13 +223,16 @@ class Environment:
         os.replace(link, self.path)
 
 
-def _call(argv: list[str], env: dict[str, str]) -> None:
-    print("+ " + " ".join([os.path.basename(argv[0]), *argv[1:]]), flush=True)
-    subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, check=True)
+def _call(argv: list[str], env: dict[str, str], name: str = "") -> None:
+    """Print and run a command, called `name` in messages if given. Raises CalledProcessError and OSError."""
+    words = name or " ".join([os.path.basename(argv[0]), *argv[1:]])
+    print("+ " + words, flush=True)
+    status = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, check=False).returncode
+    if status:
+        raise subprocess.CalledProcessError(status, words)
 
 
 def _words(error: Exception) -> str:
     if isinstance(error, subprocess.CalledProcessError):
-        command = " ".join([os.path.basename(error.cmd[0]), *error.cmd[1:]])
-        return "%s ended with status %d" % (command[:200], error.returncode)
+        return "%s ended with status %d" % (error.cmd[:200], error.returncode)
     return "%s: %s" % (getattr(error, "filename", None) or "setup", getattr(error, "strerror", error))

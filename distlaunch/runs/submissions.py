@@ -339,9 +339,12 @@ def _waiting(shown: Sequence[Run], ended: bool) -> Iterator[tuple[Submission, Ru
 
     `shown` are the runs already listed. A scheduler is queried only if it may have such a job.
     """
-    known = [each for each in submissions().values() if each.at or _is_hidden(each)]
-    if ended:
-        yield from ((each, _ended(each, each.end)) for each in known if each.end and not _has_run(each))
+    known = [each for each in submissions().values() if each.at or (not each.end and _is_hidden(each))]
+    for each in known if ended else ():
+        if each.end and _is_hidden(each):
+            yield each, each.as_run(RunState.UNKNOWN, f"{each.end}; {UNSEEN}")
+        elif each.end and not _has_run(each):
+            yield each, _ended(each, each.end)
     alive = {run.id for run in shown if run.alive}
     queued = [each for each in known if not each.end]
     open_ = [each for each in queued if alive.isdisjoint(map(os.path.basename, _directories(each)))]
@@ -388,7 +391,7 @@ def _judged(each: Submission, state: Queued) -> Queued:
 
 def _is_hidden(each: Submission) -> bool:
     """Return whether the directory of the job's latest run can't be seen, although the run may be active."""
-    return not each.end and any(_is_unseen(os.path.basename(path)) for path in _directories(each)[-1:])
+    return any(_is_unseen(os.path.basename(path)) for path in _directories(each)[-1:])
 
 
 def _is_unseen(run: str, here: bool = False) -> bool:

@@ -448,6 +448,15 @@ def test_an_environment_whose_torch_can_not_be_imported_is_an_error(
     assert re.search("\n.*no libcudart\n.*`import torch` in the new env.* ended with status 3", done.stderr)
 
 
+def test_a_command_that_builds_an_environment_is_not_printed(job: Path) -> None:
+    """It may contain a secret."""
+    spec_of(job, setup={"run": "false --token canary || exit 3"})
+    done = distlaunch("run", "job.yaml", cwd=job, status=1)
+    assert "setup.run ended with status 3" in done.stderr
+    files = [path for path in (job / "runs").rglob("*") if path.is_file()]
+    assert files and not [path for path in files if b"canary" in path.read_bytes()]
+
+
 def test_check_refuses_what_run_would_refuse(job: Path) -> None:
     spec_of(job, setup="uv")
     write(job, {".python-version": "3.12"})
