@@ -8,9 +8,11 @@ import base64
 import json
 import os
 import re
+import select
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from distlaunch.agent.frozen import Frozen
@@ -31,11 +33,19 @@ WAS_255 = 94
 """Exit status of the remote command instead of 255, with which ssh itself exits if the connection fails."""
 NOT_OF_THE_RUN = 93
 """Exit status of the remote command instead of 1 if it crashed, or failed to follow a run: not the run's."""
+_START_UP = "the start-up files of the shell there must not exit, read standard input or start another shell"
 _FIND_PYTHON = (
     "for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do "
     'if "$p" -c "import sys; sys.exit(sys.version_info < (3, 10))" 2>/dev/null; then break; fi; p=; done; '
     f'[ -n "$p" ] || exit {NO_PYTHON}; '
 )
+_SHELL = """exec /bin/sh -c 'read -r line; case "$line" in "for p in "*) eval "$line" ;; esac'"""
+"""A shell that reads one line from stdin, so that the login shell's quoting doesn't matter.
+
+If a start-up file has read that line, the next one contains data, which must not be executed.
+"""
+ANSWER_S = 120.0
+"""Seconds until distlaunch must have started on the other machine. ssh may ask for a password before that."""
 _READY = re.compile(rb"\0distlaunch: (have|need)\n")
 """The first output of the remote program, after any output of shell start-up files."""
 _PLACE = """
@@ -51,7 +61,7 @@ os.makedirs(top, 0o700, exist_ok=True)
 kept = os.lstat(top)  # the program in it is executed
 if not stat.S_ISDIR(kept.st_mode) or kept.st_uid != os.getuid() or kept.st_mode & 0o022:
     sys.stderr.write("distlaunch: %s must be a directory that only you can write to; remove it\\n" % top)
-    os._exit(2)
+    os._exit(NOT_OF_THE_RUN)
 caller = os.fdopen(os.dup(0), "rb")
 request = json.loads(caller.readline())
 if os.path.isdir(home):
@@ -90,7 +100,7 @@ def leave_with_the_caller():
     os._exit(129)
 threading.Thread(target=leave_with_the_caller, daemon=True).start()
 words = request["words"]
-"""
+""".replace("NOT_OF_THE_RUN", str(NOT_OF_THE_RUN))
 _START = """
 sys.path.insert(0, home)
 sys.argv = ["distlaunch", *words]
@@ -136,8 +146,7 @@ def run_there(
     if show is print_raw:  # escaping must be done by lines, so it is done there
         shown = "".join(str(fd) for fd in (1, 2) if os.isatty(fd))
         request = request._replace(env={**request.env, TERMINALS: shown})
-    # A shell that reads one line from stdin, so that the login shell's quoting doesn't matter.
-    argv = ssh.argv_for("exec /bin/sh -c 'read -r line; eval \"$line\"'")
+    argv = ssh.argv_for(_SHELL)
     began = False
     # Otherwise, the list of runs contains the configuration.
     config = _config_words(ssh) if ":" in name else ()
@@ -176,12 +185,17 @@ def show_there(ssh: Ssh, words: Sequence[str], env: Mapping[str, str]) -> int:
 def _hand_over(process: "subprocess.Popen[bytes]", host: str, request: Request) -> tuple[bool, bytes]:
     """Send the command, and the program unless it is cached. Return if it began, and its first output."""
     assert process.stdin is not None
+    assert process.stdout is not None
     code = _PLACE.format(key=payload_key()) + _RECEIVE + _START
     start = _FIND_PYTHON + f'exec "$p" -I -c {shlex.quote(f"exec({code!r})")}'
     fields = {"host": host, **request._asdict()}
     process.stdin.write(f"{start}\n{json.dumps(fields)}\n".encode())
     output = b""
+    deadline = time.monotonic() + ANSWER_S
     while not (ready := _READY.search(output)):
+        if not select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            text = f"distlaunch did not start on {host} within {ANSWER_S:g} s; {_START_UP}"
+            raise DistlaunchError(text)
         if not (piece := _read(process)):
             return False, output
         output += piece
@@ -211,8 +225,11 @@ def _status(ssh: Ssh, status: int, began: bool) -> int:
             f"{ssh.host}: found no Python 3.10 or later (tried python3 and python3.10 to python3.14 in the "
             "PATH of SSH commands); install one there, or add it to that PATH"
         )
-    if status == NOT_OF_THE_RUN and began:
+    if status == NOT_OF_THE_RUN:
         raise DistlaunchError  # it has printed the reason
+    if not began and 0 <= status < 255:
+        say(f"{ssh.host}: the shell there ended before it started distlaunch (status {status}); {_START_UP}")
+        return Exit.UNREACHABLE
     if status == 255 and began:
         ps = shlex.join(["distlaunch", "ps", "-a", *_config_words(ssh), f"{ssh.host}:"])
         what = f"the SSH connection to {ssh.host} was lost, and the command may have been carried out"

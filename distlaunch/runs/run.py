@@ -51,6 +51,7 @@ MAX_NAMED = 8
 """Maximum runs listed in the message about an ambiguous name."""
 _T = TypeVar("_T")
 _ID = re.compile(r"(?P<job>.+)-(?P<when>\d{8}-\d{6})-(?P<chance>[0-9a-f]{8})")
+_UNSAVED = "what the ranks printed after that is not saved"
 _LIST = "`distlaunch ps -a` lists all known runs"
 
 
@@ -193,7 +194,8 @@ def _ended_unseen(directory: str, status: Status) -> Status:
     if entry and (job := entry.queued):
         path = starts_path(os.path.dirname(directory), job.id, job.scheduler)
         if is_stopped(path) and [each.run for each in starts_in(path)[-1:]] == [status.run]:
-            why = f"{title_of(job.scheduler)} job {job.id} was cancelled"
+            name = f"{title_of(job.scheduler)} job {job.id}"
+            why = f"{name} was cancelled, which killed its controller; {_UNSAVED}"
             return status._replace(state=RunState.CANCELLED, exit_status=CANCELLED_STATUS, why=why)
     return status._replace(state=RunState.LOST, why=_why_lost(directory, status.controller))
 
@@ -206,7 +208,7 @@ def _why_lost(directory: str, controller: ControllerProcess) -> str:
         return f"{who} ended when the machine restarted"
     down = "" if known else ", or its machine went down"
     log = f"; see {CONTROLLER_LOG} in the run directory" if size_of(directory, CONTROLLER_LOG) else ""
-    return f"{who} ended without reporting a result (it crashed or was killed{down}){log}"
+    return f"{who} ended without reporting a result (it crashed or was killed{down}); {_UNSAVED}{log}"
 
 
 def heard(directory: str) -> float | None:

@@ -44,10 +44,11 @@ _WHYS = {
     "OUT_OF_MEMORY": "ran out of memory",
     "PENDING": "was requeued",
     "REQUEUED": "was requeued",
+    "SCRIPT": "failed because its batch script was killed",
 }
 _MAY_GO_ON = (_WHYS["TIMEOUT"], _WHYS["OUT_OF_MEMORY"])
 """Reasons for which the job itself must request a requeue. Slurm requeues preempted jobs on its own."""
-_REASONS = {"NodeDown": "NODE_FAIL", "TimeLimit": "TIMEOUT"}
+_REASONS = {"NodeDown": "NODE_FAIL", "TimeLimit": "TIMEOUT", "JobLaunchFailure": "SCRIPT"}
 _HINTS = {"DependencyNeverSatisfied": ": its dependency can't be met anymore; `distlaunch stop` cancels it"}
 """Advice for pending reasons that mean that a job will never start."""
 SIGNAL = r"(?:[BR]{1,2}:)?[A-Z][A-Z0-9]*"
@@ -284,7 +285,8 @@ class Slurm(base.Scheduler):
         """
         fields = dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", text.partition("\n")[0]))
         state, end = fields.get("JobState"), _time(fields.get("EndTime", ""))
-        left_s = None if end is None else round(end - now, 3)
+        # Without a time limit, Slurm shows an end in a year.
+        left_s = None if end is None or fields.get("TimeLimit") == "UNLIMITED" else round(end - now, 3)
         if state is None:
             return AllocationReported(None)
         if int(fields.get("Restarts", "0")) > starts:

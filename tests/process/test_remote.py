@@ -17,6 +17,7 @@ from distlaunch.supervisor.codec import VERSION
 from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import SshOptions
 from tests.harness import (
+    PATIENCE_S,
     Going,
     distlaunch,
     distlaunch_argv,
@@ -73,6 +74,23 @@ def test_tells_of_a_failed_link(monkeypatch: pytest.MonkeyPatch, capfd: pytest.C
     text = "load your key with ssh-add; if the host's key is new, check it once with `ssh -l me gpu-a`\n"
     failed = "distlaunch: the SSH connection to gpu-a failed for the reason that ssh gives above"
     assert capfd.readouterr().err == f"{failed}; {direct}: if permission is denied, {text}"
+
+
+@pytest.mark.parametrize("does", ["exit 0", "exit 3", "read line", "exec sleep 60"])
+def test_start_up_files_that_exit_or_read_are_no_result(
+    does: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The data that follow what such a file has read are not executed."""
+    monkeypatch.setattr(Ssh, "argv_for", lambda self, command: ["/bin/sh", "-c", f"{does}\n{command}"])
+    monkeypatch.setattr("distlaunch.cli.remote.ANSWER_S", 1.0 if "sleep" in does else PATIENCE_S)
+    request = Request((f"$(touch {tmp_path}/executed)",))
+    if "sleep" in does:
+        with pytest.raises(DistlaunchError, match="did not start on gpu-a within 1 s; the start-up files of"):
+            run_there(Ssh("gpu-a"), request)
+    else:
+        assert run_there(Ssh("gpu-a"), request) == 69
+        assert "gpu-a: the shell there ended before it started distlaunch" in capfd.readouterr().err
+    assert not (tmp_path / "executed").exists()
 
 
 LOST = '(read -r line; eval "$line"); exit 255'

@@ -148,12 +148,14 @@ def test_reads_a_jobs_fate_from_scontrol() -> None:
     times = {"StartTime": local(begin), "EndTime": local(begin + 600)}
     assert scheduler.fate(0, shown(**times), begin) == AllocationReported(False, "", 600)
     assert job_fate(shown(EndTime="Unknown")) == AllocationReported(False)
+    assert scheduler.fate(0, shown(**times, TimeLimit="UNLIMITED"), begin) == AllocationReported(False)
     ending = {"JobState": "COMPLETING", **times}
     early = ending | {"EndTime": local(begin + 60)}
     for changes, why in (
         (ending, "reached its time limit"),
         (early, "was cancelled"),
         (early | {"Reason": "NodeDown"}, "lost a node"),
+        (early | {"Reason": "JobLaunchFailure"}, "failed because its batch script was killed"),
         (early | {"EndTime": "Unknown"}, "was requeued"),
     ):
         assert job_fate(shown(**changes)).why == why
