@@ -88,8 +88,11 @@ class JoinWatch(Watch):
 
         Until all have joined, schedule the next check in `interval_s` seconds, and later ones less often.
         """
-        missing = {w.local_rank: w.pid for w in self._running() if w.local_rank not in self.joined}
-        fresh = self._arrivals.look(missing)
+        running = [w for w in self._running() if w.local_rank not in self.joined]
+        missing = {w.local_rank: w.pid for w in running}
+        fresh = self._arrivals.look({w.local_rank: w.pid for w in running if w.started})
+        if not all(w.started for w in running):  # before exec, a worker shares the sockets of its agent
+            self._arrivals = Arrivals(self._port)
         if fresh:
             self.joined |= fresh
             if self._torch is None:  # the workers of a node share their environment

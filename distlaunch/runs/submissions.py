@@ -178,7 +178,7 @@ def waiting_again(jobs: Sequence[Submission]) -> list[Submission]:
     Each scheduler is queried once. If it doesn't answer, it counts as having none.
     """
     found = []
-    ended = [each for each in jobs if not each.end and (run := latest_run(each)) and not run.alive]
+    ended = [each for each in jobs if (run := latest_run(each)) and not run.alive]
     for scheduler in sorted({each.scheduler for each in ended}):
         own = [each for each in ended if each.scheduler == scheduler]
         with suppress(DistlaunchError):
@@ -481,13 +481,19 @@ def run_of(word: str | None) -> Run:
 
 
 def state_of(queued: Submission) -> Queued:
-    """Query the scheduler for the job's state, and note its end, unless that is known.
+    """Query the scheduler for the job's state, and note its end. Raises `DistlaunchError`.
 
-    Raises `DistlaunchError`.
+    A job that has ended may have been requeued. If the scheduler has forgotten it, its end is the known one.
     """
-    if queued.end not in ("", GONE.state):  # another cluster may have noted that its queue has no such job
-        return Queued(queued.end)
-    state = _judged(queued, load(queued.scheduler).look([queued.id]).get(queued.id, GONE))
+    known = Queued(queued.end) if queued.end not in ("", GONE.state) else None
+    try:
+        state = _judged(queued, load(queued.scheduler).look([queued.id]).get(queued.id, GONE))
+    except DistlaunchError:
+        if known:
+            return known
+        raise
+    if known and state == GONE:
+        return known
     if (end := state.state if state.over else "") != queued.end:
         note_end(queued, end)
     return state

@@ -235,6 +235,21 @@ def test_the_run_of_ones_own_script_that_was_requeued_names_it(queue: Queue, slu
     assert f"Slurm job {job}: cancelled\n" in distlaunch("stop", job, status=0).stderr
 
 
+def test_a_job_that_is_requeued_after_its_end_has_not_ended(queue: Queue, slurm: Slurm) -> None:
+    run = shlex.join(distlaunch_argv("run", str(queue.job("pass"))))
+    (queue.directory / "own.sh").write_text(f"#!/bin/sh\n{run}\nexit 3\n")
+    job = slurm.tool("sbatch", "--parsable", "--requeue", f"-N{NODES}", str(queue.directory / "own.sh"))
+    queue.known.append(job)
+    wait_until(lambda: "SUCCEEDED" in str(rows("--all")), lambda: str(rows("--all")))
+    failed = f"Slurm job {job} ended (FAILED), although its last run succeeded"
+    slurm.wait_state(job, "FAILED")
+    assert failed in distlaunch("wait", job, status=1).stderr
+    slurm.tool("scontrol", "requeuehold", job)
+    slurm.wait_state(job, "PENDING")
+    assert f"Slurm job {job}: cancelled\n" in distlaunch("stop", job, status=0).stderr
+    slurm.wait_state(job, "CANCELLED")
+
+
 FLAKY = """
     import os
     count, most = (int(os.environ[f"TORCHELASTIC_{name}"]) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
