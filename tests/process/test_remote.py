@@ -55,7 +55,8 @@ def test_runs_no_program_from_a_directory_of_others(
         kept.symlink_to(place)
     else:
         kept.chmod(0o777)
-    assert run_there(Ssh("gpu-a"), Request(("--version",))) == 2
+    with pytest.raises(DistlaunchError):
+        run_there(Ssh("gpu-a"), Request(("--version",)))
     text = f"distlaunch: {kept} must be a directory that only you can write to; remove it\n"
     assert capfd.readouterr().err == text
     assert [*kept.iterdir()] == []
