@@ -27,6 +27,7 @@ from distlaunch.agent.poller import Poller
 from distlaunch.agent.wire import Message
 from distlaunch.agent.worker import start_child
 
+ENVIRONMENTS = "envs"
 FACTS = "distlaunch.json"
 """The file in an environment's directory that lists the versions."""
 LAST_LINES = 4
@@ -56,7 +57,7 @@ class Environment:
 
     def __init__(self, base: str, setup: Setup) -> None:
         self._setup = setup._replace(python=os.path.expanduser(setup.python))
-        self._directory = os.path.join(os.path.expanduser(base), "envs")
+        self._directory = os.path.join(os.path.expanduser(base), ENVIRONMENTS)
         version = "py%d.%d" % sys.version_info[:2]
         name = "-".join((setup.key[:16], version, sys.platform, platform.machine()))
         self.path = os.path.join(self._directory, name)

@@ -56,6 +56,8 @@ PROGRESS_S = 1.0
 """Seconds that a placement may work without a pause, and seconds between its progress reports."""
 MAX_NAME, MAX_PATH, MAX_DEPTH = 255, 4096, 200
 """Maximum bytes of a name and of a path, and maximum names in a path. Python can't remove deeper trees."""
+PLACES = ("blobs", "new", "runs")
+"""The directories in a store, beside that of `agent.setup`."""
 DAMAGED = "the code was damaged in transit; start the job again"
 BAD_MANIFEST = "the list of files (code.json) is damaged"
 _READ = 1 << 20
@@ -174,9 +176,7 @@ class Store:
         if not os.path.isabs(self.base):
             what = "can't expand %s: this user has no home directory" % self.base
             raise TreeError("%s; set HOME or, on a node, set sync.to to an absolute path" % what)
-        self._blobs, self._new, self._runs = (
-            os.path.join(self.base, name) for name in ("blobs", "new", "runs")
-        )
+        self._blobs, self._new, self._runs = (os.path.join(self.base, name) for name in PLACES)
         for path in (self.base, self._blobs, self._new, self._runs):
             os.makedirs(path, 0o700, exist_ok=True)
             found = os.lstat(path)

@@ -153,9 +153,7 @@ class Workers:
 
     def _pump(self, worker: Worker, stream: int) -> bool:
         """Forward output of a worker. Return False if there is no more for now."""
-        self._confirm(
-            worker
-        )  # first, because the controller expects output only from workers that have started
+        self._confirm(worker)  # the controller expects output only from workers that have started
         try:
             data = self._read[: os.readv(worker.streams[stream], [self._read])]
         except BlockingIOError:

@@ -194,8 +194,7 @@ def _hand_over(process: "subprocess.Popen[bytes]", host: str, request: Request) 
     deadline = time.monotonic() + ANSWER_S
     while not (ready := _READY.search(output)):
         if not select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            text = f"distlaunch did not start on {host} within {ANSWER_S:g} s; {_START_UP}"
-            raise DistlaunchError(text)
+            raise DistlaunchError(f"distlaunch did not start on {host} within {ANSWER_S:g} s; {_START_UP}")
         if not (piece := _read(process)):
             return False, output
         output += piece

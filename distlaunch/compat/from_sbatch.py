@@ -159,10 +159,8 @@ def _add_requests(draft: Draft, options: Mapping[str, str]) -> None:
     nodes, tasks = _count(options, "nodes") or 1, _count(options, "ntasks")
     draft.set("nodes", nodes)
     if tasks % nodes and "ntasks-per-node" not in options:
-        text = (
-            f"{tasks} tasks can't be divided evenly among {nodes} nodes; each node gets {tasks // nodes or 1}"
-        )
-        draft.note(text, key="nodes")
+        what = f"{tasks} tasks can't be divided evenly among {nodes} nodes"
+        draft.note(f"{what}; each node gets {tasks // nodes or 1}", key="nodes")
     draft.set("gpus_per_node", gpus)
     draft.set("name", options.get("job-name"))
     draft.set("workdir", options.get("chdir"))

@@ -326,12 +326,9 @@ def advice(ending: Ending, words: str) -> str:
     if of_status and (hint := of_status(ending)):
         return hint
     if ending.status == -signal.SIGSEGV:
-        see = (
-            ""
-            if "Fatal Python error" in words
-            else "set PYTHONFAULTHANDLER=1 in its environment to see where; "
-        )
-        return f"{see}mismatched torch and CUDA versions are a common cause"
+        common = "mismatched torch and CUDA versions are a common cause"
+        shown = "Fatal Python error" in words
+        return common if shown else f"set PYTHONFAULTHANDLER=1 in its environment to see where; {common}"
     aborted = ending.status == -signal.SIGABRT and "terminate called without an active exception" in words
     if aborted and TRACEBACK not in words:  # after an exception, the traceback is more informative
         return "a gloo thread outlived the interpreter: end the script with dist.destroy_process_group()"

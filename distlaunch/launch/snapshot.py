@@ -14,11 +14,13 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from distlaunch.agent.setup import ENVIRONMENTS
 from distlaunch.agent.tree import (
     FILE,
     LINK,
     MAX_DEPTH,
     MAX_FILES,
+    PLACES,
     PROGRAM,
     Entry,
     Store,
@@ -326,7 +328,7 @@ def _wanted(spec: JobSpec, root: str, listed: Iterable[str]) -> Iterator[str]:
     if patterns:
         paths -= {*_matching(spec, patterns, paths)}
     logs, base = spec.logs.directory, os.path.expanduser(spec.sync.base)
-    copies = [os.path.join(base, name) for name in ("blobs", "new", "runs", "envs")]  # if this is a node, too
+    copies = [os.path.join(base, name) for name in (*PLACES, ENVIRONMENTS)]  # if this is a node, too
     runs = {os.path.relpath(way(each), root) for each in (logs, *copies) for way in (str, os.path.realpath)}
     below = (WHEELS, *(f"{each}/" for each in runs))
     for path in paths:

@@ -272,8 +272,8 @@ def _check_is_no_id(word: str, run: str) -> None:
 
 def _is_place(word: str, known: Mapping[str, str]) -> bool:
     """Return whether a word is a directory's path. If it is also the name of a job, ./NAME is the path."""
-    plain = word not in (os.curdir, os.pardir) and os.sep not in word
-    if os.path.isdir(word) and not (plain and run_in(os.path.abspath(word)) is None):
+    no_name = os.sep in word or word in (os.curdir, os.pardir)
+    if os.path.isdir(word) and (no_name or run_in(os.path.abspath(word))):
         return True
     is_path = os.path.isdir(word) or (os.sep in word and not word.endswith(JOB_FILES))
     return is_path and not _of_name(word, known)

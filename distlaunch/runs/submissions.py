@@ -13,7 +13,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.sweep import job_id
 from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.observers import run_list
-from distlaunch.observers.run_list import Ticket
+from distlaunch.observers.run_list import Listed, Ticket
 from distlaunch.runs.following import over, pause
 from distlaunch.runs.run import (
     JOB_FILES,
@@ -69,6 +69,11 @@ class Submission(Frozen):
     def name(self) -> str:
         """Return the job's display name."""
         return f"{title_of(self.scheduler)} job {self.id}"
+
+    @property
+    def starts(self) -> str:
+        """Return the path of its list of starts."""
+        return run_list.starts_path(self.directory, self.id, self.scheduler)
 
     def as_run(self, state: RunState, why: str) -> Run:
         """Return this submission, which has no run, as an entry for lists of runs."""
@@ -278,7 +283,7 @@ def _has_run(each: Submission) -> bool:
 
 def _directories(each: Submission) -> list[str]:
     """Return the directories of a job's runs, the latest last. A user's own script may start several runs."""
-    starts = run_list.starts_in(run_list.starts_path(each.directory, each.id, each.scheduler))
+    starts = run_list.starts_in(each.starts)
     if starts:
         return [os.path.join(each.directory, start.run) for start in starts]
     ticket = Ticket(each.scheduler, each.id)
@@ -311,9 +316,9 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
         run = run_in(known[name])
         if run and (ended or name in latest or not run.status.state.over):
             found.append(run)
-    if any(run in known and _is_unseen(run, here=True) for run in run_list.listed()):
-        living = {run.id: run for run in all_living() if run.id in known and _is_unseen(run.id, here=True)}
-        found += living.values()
+    here, entries = os.uname().nodename, run_list.listed().items()
+    if gone := {run for run, it in entries if run in known and it.host == here and _is_unseen(it)}:
+        found += {run.id: run for run in all_living() if run.id in gone}.values()
     if most != 0:
         found += _queued(places, [*chain(*jobs)], found, ended)  # which may be later than the runs
     found += [] if places else afar(known)
@@ -385,21 +390,18 @@ def _entry(each: Submission, state: Queued) -> Iterator[Run]:
 
 def _judged(each: Submission, state: Queued) -> Queued:
     """Return the state of a job. One that left the queue after `stop` was canceled."""
-    starts = run_list.starts_path(each.directory, each.id, each.scheduler)
-    return Queued(CANCELLED) if state == GONE and run_list.is_stopped(starts) else state
+    return Queued(CANCELLED) if state == GONE and run_list.is_stopped(each.starts) else state
 
 
 def _is_hidden(each: Submission) -> bool:
     """Return whether the directory of the job's latest run can't be seen, although the run may be active."""
-    return any(_is_unseen(os.path.basename(path)) for path in _directories(each)[-1:])
+    latest = [run_list.listed().get(os.path.basename(path)) for path in _directories(each)[-1:]]
+    return any(entry and _is_unseen(entry) for entry in latest)
 
 
-def _is_unseen(run: str, here: bool = False) -> bool:
-    """Return whether a listed run that isn't known to have ended has no directory; `here` = started here."""
-    entry = run_list.listed().get(run)
-    if entry is None or entry.over or (here and entry.host != os.uname().nodename):
-        return False
-    return not os.path.isdir(entry.directory)
+def _is_unseen(entry: Listed) -> bool:
+    """Return whether a listed run that isn't known to have ended has no directory that this host can see."""
+    return not (entry.over or os.path.isdir(entry.directory))
 
 
 def _ended(each: Submission, end: str) -> Run:
@@ -449,9 +451,8 @@ def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None
 
 def _was_stopped_again(queued: Submission, last: Status) -> bool:
     """Return whether a requeued job was canceled before it started again after its `last` run."""
-    path = run_list.starts_path(queued.directory, queued.id, queued.scheduler)
-    requeued = last.why.endswith("was requeued") or any("requeue" in line for line in run_list.lines_of(path))
-    return requeued and run_list.is_stopped(path)
+    requeues = ("requeue" in line for line in run_list.lines_of(queued.starts))
+    return (last.why.endswith("was requeued") or any(requeues)) and run_list.is_stopped(queued.starts)
 
 
 def all_runs(word: str | None) -> list[Run]:
