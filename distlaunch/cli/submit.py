@@ -19,6 +19,7 @@ from distlaunch.cli.options import Args, Job, Json, NoCheck, Set, SshConfig
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.here import own_command
+from distlaunch.job.document import flow_text
 from distlaunch.job.spec import JobSpec
 from distlaunch.kubernetes.manifests import Kind, manifests
 from distlaunch.launch.addresses import plan_without_nodes
@@ -147,6 +148,8 @@ def _prepared(
     for text in scheduler.remarks(spec):
         say(text)
     file = spec.invocation.file
+    if followed and "logs.dir" in spec.places:  # ~ may be another directory where the script runs
+        overrides = [*overrides, f"logs.dir={flow_text(spec.logs.directory)}"]
     settings = [word for setting in overrides for word in ("--set", setting)]
     words = (*own_command(), "run", file or "-", *settings, *(["--", *args] if args else []))
     return spec, scheduler, scheduler.script(spec, Call(words, None if file else source), followed)

@@ -88,7 +88,7 @@ class Controller:
             lambda node, over: self._feed(events.ImagePulled(node, over)),
         )
         self._links.watch(interrupts.fd, self._on_interrupts)
-        start.attach(self._links, lambda node: self._feed(events.NodeArrived(node)))
+        start.attach(self._links, self._feed)
         self._last_frame: dict[int, float] = {}
         self._flow_reported_at = 0.0
         self._clock_offsets: dict[int, _ClockOffset] = {}

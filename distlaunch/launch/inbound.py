@@ -21,6 +21,7 @@ from distlaunch.errors import Exit
 from distlaunch.launch import join
 from distlaunch.launch.link import Link
 from distlaunch.launch.process import Peer, watch_for_silence
+from distlaunch.supervisor import events
 from distlaunch.transports.gathering import Arrival, Gathering
 from distlaunch.transports.handshake import NodeGone, Streams
 from distlaunch.transports.transport import Joined
@@ -107,11 +108,12 @@ class InboundListener:
         self._visitors: list[InboundConnection] = []
         self._shown: set[str] = set()
         self._seated: dict[int, InboundConnection] = {}  # by node, until `link` is called
+        self._hosts: dict[int, str] = {}  # of the latest launchers, by node
         self._expected: set[int] = set()  # missing nodes
         self._second_ports: Sequence[int] = ()
         self._held: list[socket.socket] = []
         """Duplicate sockets that stay open until this process exits, so that launchers detect its exit."""
-        self._on_arrival: Callable[[int], object] = lambda node: None
+        self._on_arrival: Callable[[events.NodeArrived], object] = lambda event: None
         self.admits: Callable[[Arrival], str] = lambda arrival: ""
         """Returns the reason to refuse a launcher with proven identity, or "" to admit it."""
 
@@ -256,7 +258,7 @@ class InboundListener:
         if self._expected and (node := self._place_for(arrival)) is not None:
             self._seated[node] = visitor
             self._say(f"the launcher on {visitor.name} joined as node {node}")
-            self._on_arrival(node)
+            self._on_arrival(events.NodeArrived(node, visitor.name, visitor.here))
 
     def _refuse(self, visitor: InboundConnection, why: str, another: bool = False) -> None:
         """Refuse a launcher: send it the reason, which it also shows, and close its connection."""
@@ -291,8 +293,8 @@ class InboundListener:
         self._second_ports = second_ports
         self._seated = {node: visitor for node, visitor in enumerate(visitors) if visitor}
 
-    def attach(self, on_arrival: Callable[[int], object]) -> None:
-        """Call `on_arrival` with the number of a missing node whenever its launcher joins."""
+    def attach(self, on_arrival: Callable[[events.NodeArrived], object]) -> None:
+        """Call `on_arrival` whenever a launcher joins as a missing node."""
         self._on_arrival = on_arrival
         full = "the run has all the nodes it needs"
         self.admits = lambda arrival: full if self._place_for(arrival) is None else ""
@@ -300,12 +302,14 @@ class InboundListener:
     def _place_for(self, arrival: Arrival) -> int | None:
         """Return the missing node that a launcher can become; None = there is none.
 
-        If node numbers are fixed, it is the one with the launcher's number. Otherwise, it is the lowest one.
+        If node numbers are fixed, it is the one with the launcher's number. Otherwise, it is one that was on
+        the same host, or else the lowest one.
         """
         free = sorted(self._expected - {*self._seated})
         if self._gathering.ordered:
             return arrival.node_rank if arrival.node_rank in free else None
-        return free[0] if free else None
+        known = [node for node in free if self._hosts.get(node) == arrival.name]
+        return next(iter(known or free), None)
 
     def link(self, node: int, run_id: str, host: str) -> JoinedLink:
         """Return the link to a node's launcher. `host` names the node in case there is no launcher.
@@ -316,6 +320,7 @@ class InboundListener:
         if visitor is None or visitor not in self._visitors:
             self._await(node)
             return JoinedLink(Joined(host), None, number)
+        self._hosts[node] = visitor.name
         self._expected.discard(node)
         if not self._expected:
             self.close()

@@ -23,6 +23,7 @@ from distlaunch.observers.run_directory import RunDirectory, new_run_id, status_
 from distlaunch.observers.run_list import Begun, Ticket, append, note_begin, starts_in, starts_path
 from distlaunch.schedulers import allocation_in
 from distlaunch.supervisor.checking import own_needs
+from distlaunch.supervisor.events import NodeArrived
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status
 from distlaunch.transports.transport import Joined
 
@@ -61,8 +62,8 @@ class Start(Frozen):
         link = self.links.pop(node, None) or _joined(self.spec, node, self.run_id, self.listener)
         return link or open_link(self.spec, node)
 
-    def attach(self, links: Links, arrived: Callable[[int], None]) -> None:
-        """Watch through `links` for nodes that join or return. Call `arrived` with the number of each."""
+    def attach(self, links: Links, arrived: Callable[[NodeArrived], None]) -> None:
+        """Watch through `links` for nodes that join or return, and call `arrived` for each."""
         if self.listener:
             self.listener.attach(arrived)
             links.watch(self.listener.fd, self.listener.turn)

@@ -46,6 +46,8 @@ UNSEEN = "its run directory was removed, or is on another host's disk"
 
 _FAILED = "FAIL|CANCEL|TIMEOUT|NODE_FAIL|BOOT_FAIL|OUT_OF_MEMORY|DEADLINE|PREEMPTED|EXIT"
 """States of jobs that have failed or were ended, in the words of any scheduler."""
+_SUCCEEDED = ("COMPLETED", "DONE")
+"""States of jobs whose scripts have exited with status 0. A run that is missing may be on another disk."""
 _ID = re.compile(r"[0-9]+(\.[A-Za-z0-9_.-]+)?")
 
 
@@ -405,8 +407,9 @@ def _is_unseen(entry: Listed) -> bool:
 
 
 def _ended(each: Submission, end: str) -> Run:
-    state = RunState.CANCELLED if end == CANCELLED else RunState.FAILED
-    return each.as_run(state, Queued(end).ending if end == GONE.state else end)
+    state = {CANCELLED: RunState.CANCELLED, **dict.fromkeys(_SUCCEEDED, RunState.UNKNOWN)}
+    why = Queued(end).ending if end == GONE.state else end
+    return each.as_run(state.get(end, RunState.FAILED), why)
 
 
 def _queries() -> Iterator[bool]:
@@ -557,7 +560,12 @@ def _last_remembered(queued: Submission) -> Run | None:
 def _without_run(queued: Submission, state: Queued) -> str:
     if _has_run(queued):
         return f"{queued.name} {state.ending}; {UNSEEN}"
-    return f"{queued.name} {state.ending} without starting a run{_see(queued)}"
+    what = (
+        f", but its run is not in {queued.directory}"
+        if state.state in _SUCCEEDED
+        else " without starting a run"
+    )
+    return f"{queued.name} {state.ending}{what}{_see(queued)}"
 
 
 def _see(each: Submission) -> str:

@@ -38,8 +38,9 @@ from distlaunch.supervisor.nodes import (
     may_be_occupied,
     unfit_words,
 )
-from distlaunch.supervisor.state import Cause, Phase, Restart, State, Timer, Why
+from distlaunch.supervisor.state import ANSWERS, Cause, Phase, Restart, State, Timer, Why
 from distlaunch.transports.failure import Kind, LinkFailure
+from distlaunch.transports.transport import Joined
 from distlaunch.wording import counted, listed, signal_words, span_words
 
 BAD_NODE_S = 600.0
@@ -179,7 +180,12 @@ def _why_it_leaves(event: AgentLeaving, facts: Facts) -> str:
 
 
 def on_suspended(event: Suspended, state: State, now: float) -> Step:
-    """Record a suspension. If leases of nodes expired in the meantime, the suspension is the root cause."""
+    """Record a suspension, and give the nodes that have yet to answer that much more time.
+
+    If leases of nodes expired in the meantime, the suspension is the root cause.
+    """
+    later = {alarm: at + event.for_s for alarm, at in state.timers.items() if alarm.timer in ANSWERS}
+    state = state._replace(timers={**state.timers, **later})
     # The last heartbeat was sent up to a sixth of a lease before the suspension.
     long = event.for_s >= state.spec.limits.lease_s * 5 / 6
     return (state._replace(resumed=(now, event.for_s)) if long else state), ()
@@ -258,7 +264,9 @@ def on_agent_up(event: AgentUp, state: State, now: float) -> Step:
     state = state.without_timers(Timer.ANSWER, node=event.node)
     if node.away:
         state = state.with_node(event.node, Reaping(event.facts, node.tries, node.away))
-        return state, (Send(event.node, Reap(state.run_id)),)
+        # Another host can't end the workers that may be left on the lost one: `fence_due` goes on.
+        waits = node.away.occupied and state.replaces_host(event.node)
+        return state, () if waits else (Send(event.node, Reap(state.run_id)),)
     up = Up(event.facts, asked=node.asked, held=node.held, code=node.code)
     return _admit(state, event.node, up, 1, True, now)
 
@@ -278,7 +286,8 @@ def _admit(state: State, node: int, up: Up, tries: int, new: bool, now: float) -
 
     `NodeBack` follows unless the job is still connecting its first nodes.
     """
-    state = state.with_node(node, up)
+    new |= state.replaces_host(node)
+    state = state.with_arrived_host(node).with_node(node, up)
     if state.phase is Phase.STOPPING:
         return state, ()
     why = misfit(state, node)
@@ -424,6 +433,8 @@ def answer_overdue(state: State, node: int, now: float) -> Step:
 
 def on_node_arrived(event: NodeArrived, state: State, now: float) -> Step:
     """Connect a node immediately, now that its launcher has joined."""
+    reach = Joined(event.host, event.here)
+    state = state._replace(arrived={**state.arrived, event.node: reach})
     if isinstance(state.nodes[event.node], Retrying):
         return state.with_timer(Timer.RETRY, now, event.node), ()
     return state, ()

@@ -72,9 +72,14 @@ class OutputFlows(Frozen):
 
 
 class NodeArrived(Frozen):
-    """The launcher of a missing node has joined and is ready to be connected."""
+    """A launcher on `host` has joined as a missing node and is ready to be connected.
+
+    `here` is set if it is on the controller's machine.
+    """
 
     node: int
+    host: str
+    here: bool
 
 
 class TimerDue(Frozen):

@@ -4,7 +4,7 @@ Failures come from `allocation_end`. If no further attempt is allowed, the `JobO
 back to `allocation_end`, and from there to `stopping`.
 """
 
-from distlaunch.agent.messages import StopWorkers
+from distlaunch.agent.messages import Reap, StopWorkers
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S, Restarts
 from distlaunch.supervisor import preparing
@@ -19,7 +19,15 @@ from distlaunch.supervisor.events import (
     StartAgain,
     Step,
 )
-from distlaunch.supervisor.nodes import Leaving, Linked, emptied, is_usable, may_be_occupied, unfit_words
+from distlaunch.supervisor.nodes import (
+    Leaving,
+    Linked,
+    Reaping,
+    emptied,
+    is_usable,
+    may_be_occupied,
+    unfit_words,
+)
 from distlaunch.supervisor.root_cause import capture
 from distlaunch.supervisor.state import Cause, Phase, Restart, State, Timer, Why
 from distlaunch.supervisor.stopping import with_end_of_workers
@@ -281,8 +289,11 @@ def _waiting(state: State, found: int, now: float) -> Step:
 
 
 def fence_due(state: State, node: int, now: float) -> Step:
-    """Treat a lost node as empty: its workers must have ended by now."""
-    return state.with_node(node, emptied(state.nodes[node])), ()
+    """Treat a lost node as empty: its workers must have ended by now. Another host may take its place."""
+    this = state.nodes[node]
+    waited = isinstance(this, Reaping) and state.replaces_host(node)
+    reap = (Send(node, Reap(state.run_id)),) if waited else ()
+    return state.with_node(node, emptied(this)), reap
 
 
 def _next_attempt(state: State, found: tuple[int, ...], now: float) -> Step:

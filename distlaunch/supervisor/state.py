@@ -12,6 +12,7 @@ from distlaunch.job.spec import FOREVER_S, FailureKind, JobSpec
 from distlaunch.plan.placement import LaunchPlan
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.nodes import Node, Nodes, RankStates, Up, is_missing
+from distlaunch.transports.transport import Joined
 from distlaunch.wording import exit_words
 
 
@@ -66,6 +67,8 @@ WATCHES = (
     Timer.STOP_MESSAGE,
 )
 """Timers that watch workers from the time they start until they have ended or are told to stop."""
+ANSWERS = (Timer.ANSWER, Timer.PREPARE, Timer.CLEAR, Timer.CLOSE)
+"""Timers of answers from agents, which take several exchanges with the controller."""
 
 
 class Alarm(Frozen):
@@ -176,6 +179,7 @@ class State(Frozen):
     or longer, and the length of the suspension in seconds. `chance` (0 to 1) keeps many runs from acting at
     the same time. `foreseen` is the MASTER_ADDR in the requests sent to nodes before a plan existed.
     `reached_by` is the address at which other nodes reach the first one. `run_id` is "" in a replay.
+    `arrived` contains the hosts whose launchers have joined during the run, perhaps in place of others.
     """
 
     spec: JobSpec
@@ -205,6 +209,7 @@ class State(Frozen):
     asked: Asked | None = None
     foreseen: str = ""
     reached_by: str = ""
+    arrived: Mapping[int, Joined] = MappingProxyType({})
 
     @property
     def cause(self) -> Cause | None:
@@ -282,6 +287,18 @@ class State(Frozen):
     def label(self, node: int) -> str:
         """Return the user's name for a node."""
         return self.spec.pool[node].label
+
+    def replaces_host(self, node: int) -> bool:
+        """Return whether the launcher that has joined as a node is on another host than the node was."""
+        return node in self.arrived and self.arrived[node].host != self.label(node)
+
+    def with_arrived_host(self, node: int) -> "State":
+        """Return this state with the node on the host whose launcher has joined as that node."""
+        if node not in self.arrived:
+            return self
+        nodes, reach = [*self.spec.nodes], self.arrived[node]
+        nodes[node] = nodes[node]._replace(label=reach.host, reach=reach)
+        return self._replace(spec=self.spec._replace(nodes=tuple(nodes)))
 
     def up(self, index: int) -> Up:
         """Return a node, which must be up."""

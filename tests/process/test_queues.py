@@ -251,6 +251,26 @@ def test_reports_a_script_that_never_starts_distlaunch(queue: Queue) -> None:
     assert row["why"] == f"{queue.title}: {why}; see {queue.file('out')}"
 
 
+@pytest.mark.parametrize("queue", ["flux"], indirect=True)
+def test_a_script_that_succeeded_is_not_called_failed_because_no_run_is_found(queue: Queue) -> None:
+    job = queue.submit(HELLO, queue.section.rstrip("}") + ", setup: exit 0}")
+    told = f"{queue.name} ended (COMPLETED), but its run is not in {queue.directory / 'runs'}"
+    assert told in distlaunch("wait", job, status=1).stderr
+    (row,) = rows("--all")
+    assert (row["run"], row["state"]) == (job, "UNKNOWN")
+
+
+@pytest.mark.parametrize("queue", ["pbs"], indirect=True)
+def test_runs_are_where_submit_expects_them_even_if_the_job_has_another_home(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(queue.directory))
+    setup = f"export HOME={queue.directory}/other XDG_STATE_HOME={queue.directory}/other"
+    keys = f"{queue.section.rstrip('}')}, setup: {setup}}}\nlogs: {{dir: '~/my runs'}}"
+    done = distlaunch("submit", "--wait", str(queue.job("raise SystemExit(5)", keys)), status=5)
+    assert "FAILED, exit status 5" in done.stderr
+
+
 @pytest.mark.parametrize("queue", ["pbs"], indirect=True)
 def test_a_job_whose_run_was_deleted_is_not_listed_as_failed(queue: Queue) -> None:
     job, known = queue.submit(HELLO), queue.directory / "state/distlaunch/runs.jsonl"

@@ -52,8 +52,8 @@ QUIET_END_S, SIGNALLED_END_S = 1500.0, 120.0
 class Agent:
     """One agent, present or past, of a simulated node; `running` are its workers, all of one attempt."""
 
-    def __init__(self, node: int) -> None:
-        self.node, self.attempt = node, 0
+    def __init__(self, node: int, host: str) -> None:
+        self.node, self.host, self.attempt = node, host, 0
         self.running: set[int] = set()
         self.linked = True  # to the controller, which may not know yet that it is not
         self.mute = False  # it neither hears nor tells anything more
@@ -96,6 +96,7 @@ class World:
         self._refuses, self._with_tree = set(refuses), set[int]()
         self._joined = {node for node, each in enumerate(spec.pool) if isinstance(each.reach, Joined)}
         self._at_the_door = set() if actions.Connect in self._refuses else set(self._joined)
+        self._hosts = {node: self.state.label(node) for node in self._joined}
         self._execute(orders.orders(first))
         self._feed(events.AddressesFound(tuple((node, f"10.0.0.{node}") for node in range(len(self.agents)))))
         if smooth:
@@ -197,7 +198,7 @@ class World:
 
     def _connect(self, node: int) -> None:
         assert self._agent(node) is None, "two links to one node"
-        agent, delay_s = Agent(node), self._delay()
+        agent, delay_s = Agent(node, self._hosts.get(node, "")), self._delay()
         self.agents[node].append(agent)
         if node in self._joined - self._at_the_door:
             self._end_link(agent, LinkFailure(Kind.LOST))
@@ -214,10 +215,11 @@ class World:
             agent.up_at = self.now + delay_s
 
     def _arrive(self, node: int) -> None:
-        """Somebody has started a launcher there."""
+        """Somebody has started a launcher there, or on another host in its place."""
         self._at_the_door.add(node)
+        self._hosts[node] = f"host {self._delay():g}"
         if not self.finished:
-            self._feed(events.NodeArrived(node))
+            self._feed(events.NodeArrived(node, self._hosts[node], here=False))
 
     def _command(self, agent: Agent, action: Any) -> None:
         node, delay_s = agent.node, self._delay() + max(0.0, agent.up_at - self.now)
@@ -298,7 +300,8 @@ class World:
     def _reap(self, agent: Agent) -> None:
         if not agent.mute:
             for other in self.agents[agent.node]:
-                other.running.clear()
+                if other.host == agent.host:
+                    other.running.clear()
             agent.reaping = False
             self._tell(agent, messages.Reaped(agent.node, 1))
 

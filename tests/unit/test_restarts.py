@@ -13,7 +13,7 @@ from distlaunch.job.spec import Allocation
 from distlaunch.runs.why import awaited
 from distlaunch.supervisor.actions import Connect, Drop, Finish, GiveUp, StartWorkers
 from distlaunch.supervisor.allocation_end import is_to_go_on
-from distlaunch.supervisor.events import Event, LinkEnded
+from distlaunch.supervisor.events import Event, LinkEnded, NodeArrived
 from distlaunch.supervisor.nodes import Lost, Unusable, Up, may_be_occupied, phase_word, unfit_words
 from distlaunch.supervisor.state import Phase, Timer, Why
 from distlaunch.transports.failure import Kind
@@ -528,6 +528,30 @@ def test_a_node_that_returns_and_is_reaped_needs_no_fence_any_more() -> None:
     assert wanted(job.feed(messages.Reaped(1, 2)))[0] == HoldPort(0, None)
     assert job.now < lost_at + 2.0
     assert job.state.due_at(Timer.FENCE, 1) is None
+
+
+def test_another_host_takes_the_place_and_the_name_once_nothing_is_left_on_the_lost_one() -> None:
+    job = Job().to_running()
+    lost_at = job.now
+    job.silent.add(1)
+    job.feed(lost(1), messages.Swept(0, 0, 0), NodeArrived(1, "c", here=False))
+    assert job.tick() == [Connect(1)]
+    assert job.feed(up(1)) == []
+    assert [*awaited(job.state)] == ["the next attempt starts once the last one's ranks have ended on b"]
+    job.silent.discard(1)
+    job.go_on()
+    assert job.now == lost_at + FENCE_S
+    assert (job.state.planned.node_words, job.state.restarts[-1].cause.text[:10]) == ("a, c", "b was lost")
+    assert texts(job.feed(exited(1, 0, 7, job.now)), "warning")[0].startswith("rank 2 (c) failed: ")
+
+
+def test_a_late_launcher_gives_its_name_to_the_node_that_it_joins_as() -> None:
+    job = Job(text_of("[a, node1]", "min_nodes: 1", "elastic: {grow: now}"))
+    job.obey(job.feed(up(0), unreachable(1, Kind.ABSENT)))
+    job.go_on()
+    job.feed(NodeArrived(1, "c", here=False))
+    assert texts(job.come_back(1), "info")[0] == "c joined; restarting to include it"
+    assert job.state.planned.node_words == "a, c"
 
 
 def test_drops_and_fences_a_node_that_does_not_confirm_in_time() -> None:

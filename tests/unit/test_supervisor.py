@@ -711,6 +711,14 @@ def test_a_long_suspension_is_the_cause_of_losses_soon_after(
     assert job.blamed == (Exit.NODE_LOST, None, None if is_cause else 0)
 
 
+def test_nodes_have_as_much_more_time_to_answer_as_the_controller_was_suspended() -> None:
+    job = History()
+    (due,) = {job.state.due_at(Timer.ANSWER, node) for node in (0, 1)}
+    assert due is not None
+    said = job.feed(Suspended(due), TimerDue(Timer.ANSWER, 0), TimerDue(Timer.ANSWER, 1), after=due)
+    assert (said, job.state.due_at(Timer.ANSWER, 1)) == ([], 2 * due)
+
+
 def test_ignores_a_local_rank_that_the_plan_does_not_have() -> None:
     job = History().to_running()
     before = job.state
