@@ -42,6 +42,8 @@ _UNSTOPPED = ("/bin/sh", "-c", 'trap "" TERM; exec "$@"', "sh")
 MISSED = 3.5
 """Unanswered heartbeats of a lease before a node counts as lost, unless its transport detects dead
 connections, as ssh does."""
+LATE_S = 1.0
+"""Seconds after which the loop counts as suspended if it should have run."""
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """A clock that keeps running while the machine is suspended."""
 RECENT_S = 120.0
@@ -96,7 +98,7 @@ class Controller:
         self._heartbeat_s = start.spec.limits.heartbeat_s
         self._next_heartbeat = self._now() + self._heartbeat_s
         self._next_watch = 0.0
-        self._awake_at = time.clock_gettime(CLOCK)
+        self._awake_at = self._wakes_by = time.clock_gettime(CLOCK)
         self._attempts = Attempts()
         self._finished = False
         self.files = None
@@ -117,7 +119,9 @@ class Controller:
             # The lookups ran while links were being opened, which takes longer.
             self._feed(events.AddressesFound(tuple(answers(self._lookups).items())))
         while not self._finished:
-            self._links.turn(self._wait_s())
+            wait_s = self._wait_s()
+            self._wakes_by = time.clock_gettime(CLOCK) + wait_s
+            self._links.turn(wait_s)
             self._look_at_clock()
         self._links.close(wait=self.state.interrupts < 3)
         return self.state
@@ -134,10 +138,11 @@ class Controller:
         return max(0.0, wait_s)
 
     def _notice_suspension(self) -> None:
-        """Feed a `Suspended` event if the loop hasn't run for more than two heartbeat intervals."""
-        before, self._awake_at = self._awake_at, time.clock_gettime(CLOCK)
-        if (for_s := self._awake_at - before) > 2 * self._heartbeat_s:
-            self._feed(events.Suspended(round(for_s, 3)))
+        """Feed a `Suspended` event if the loop runs more than LATE_S seconds later than it should."""
+        before, due, now = self._awake_at, self._wakes_by, time.clock_gettime(CLOCK)
+        self._awake_at = self._wakes_by = now
+        if now - due > LATE_S:
+            self._feed(events.Suspended(round(now - before, 3)))
 
     def _look_at_clock(self) -> None:
         """Do what is due after each turn of the loop.
