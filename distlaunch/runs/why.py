@@ -21,7 +21,7 @@ from distlaunch.runs.replay import HistoryError, lines_in, replay, typed
 from distlaunch.runs.run import Run, directories, document_in, heard, run_in
 from distlaunch.supervisor.connecting import choose_members, returning
 from distlaunch.supervisor.events import AgentUp
-from distlaunch.supervisor.nodes import Connecting, Retrying, may_be_occupied
+from distlaunch.supervisor.nodes import Connecting, Retrying, WorkerPhase, may_be_occupied
 from distlaunch.supervisor.placing import lacks_code
 from distlaunch.supervisor.ranks import missing_ranks, missing_words
 from distlaunch.supervisor.root_cause import is_joining, place_of, waits_in
@@ -257,7 +257,12 @@ def explain(
     known = known._replace(
         evidence=tuple(_evidence(run.directory, state.attempt)),
         signs=signs,
-        waiting=(*awaited(state), *_standing(state), *stackless, *_activity(run, state)),
+        waiting=(
+            *(() if run.status.state.over else awaited(state)),
+            *_standing(state),
+            *stackless,
+            *_activity(run, state),
+        ),
         restarts=_restart_words(state),
         code=state.spec.tree.words if state.spec.tree else "",
     )
@@ -306,6 +311,9 @@ def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> 
     place = None if waited else document["node"]
     # Records with stacks were requested earlier, by a user.
     records = [each for each in known.evidence if place in (None, each.node) and not each.stacks]
+    others = summary.others()
+    if known.run.status.state.over:  # the ends of ranks that outlived a killed controller aren't recorded
+        others = [line for line in others if not line.endswith(f": {WorkerPhase.RUNNING.value}")]
     known = known._replace(
         certainty=document["certainty"],
         cause=cause.text,
@@ -315,7 +323,7 @@ def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> 
         error=tuple(_error(summary, cause)) or _recorded_error(known.run, cause),
         signs=tuple(sign for record in records for sign in record.signs(pids)),
         waiting=(*summary.lagging, *known.waiting),
-        then=tuple(summary.others()),
+        then=tuple(others),
         advice=summary.advice,
         summary=summary,
     )

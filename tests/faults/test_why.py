@@ -224,3 +224,15 @@ def test_says_during_a_hang_that_a_world_size_may_be_too_large(tmp_path: Path) -
             return waits in text and "its world_size is too large" in text
 
         wait_until(told, lambda: run.stderr)
+
+
+def test_does_not_call_a_rank_running_whose_end_was_never_recorded(tmp_path: Path) -> None:
+    ends = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nrank_1(lambda: os._exit(3))\n"
+    keys = {"rendezvous": "none", "timeouts": {"stop": "4s"}}
+    with running(here(tmp_path, HEAD + ends, procs_per_node=2, **keys)) as run:
+        run.wait_for("waiting for rank 0")
+        run.process.kill()
+        run.process.wait()
+        text = distlaunch("why", cwd=tmp_path, status=0).stdout
+    assert "root cause: rank 1 (node0) failed first: exit status 3" in text
+    assert "running" not in text
