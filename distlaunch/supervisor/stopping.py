@@ -212,7 +212,8 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     if insists:
         state = state._replace(interrupts=state.interrupts + 1, interrupted_at=now, interrupted_by=event.node)
     name = signal.Signals(event.signum).name
-    how = "`distlaunch stop`" if event.by_command else name
+    where = "" if event.node is None else f" on {state.label(event.node)}"
+    how = "`distlaunch stop`" if event.by_command else f"{name}{where}"
     stopped = Cause(f"stopped by {how}", 128 + event.signum, now, cancelled=True)
     if state.phase is not Phase.STOPPING:
         passed_on = event.signum if name in state.spec.invocation.signals else signal.SIGTERM
