@@ -225,7 +225,7 @@ class _JoinedAgent(Agent):
 
     def _hear_end(self, damage: str = "") -> None:
         """Show that the controller is gone or can't be trusted, and exit."""
-        self._lose(f"it sent an invalid command: {damage}" if damage else "its connection was closed")
+        self._lose(f"it sent an invalid command: {damage}" if damage else "the connection ended")
         super()._hear_end(damage)
 
     def _lose_link(self) -> None:

@@ -9,11 +9,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
 from distlaunch.agent import procfs
-from distlaunch.agent.watches import Arrivals, doing
+from distlaunch.agent.watches import Arrivals, JoinWatch, doing
 from distlaunch.diagnosis.flight import waiting_lines
 from distlaunch.observers.recording import flight_dumps
 from tests.harness import Going, distlaunch, kill, running, wait_until, write_job
@@ -176,6 +178,20 @@ def test_looks_again_at_a_connection_that_takes_its_time(tmp_path: Path) -> None
                 assert arrivals.look({0: worker.process.pid}) == {0}
             finally:
                 worker.kill()
+
+
+def test_a_worker_has_not_joined_by_what_it_inherits_until_its_exec() -> None:
+    """Between fork and exec, it has its launcher's sockets, one of which may lead to the same port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        worker, box = SimpleNamespace(local_rank=0, pid=os.getpid(), started=False), mock.Mock(node=0)
+        joins = JoinWatch(poller := mock.Mock(), box, lambda: [worker])  # type: ignore[list-item]
+        with socket.create_connection(("127.0.0.1", port)):
+            joins.begin(port, ())
+            assert joins.joined == set()
+            worker.started = True
+            poller.after.call_args.args[2]()
+            assert joins.joined == {0}
 
 
 # Dumps of torch's flight recorder
