@@ -113,8 +113,10 @@ class Summary(Frozen):
         if not ranks:
             return []
         cause, allocation = self.state.cause, self.state.spec.allocation
-        lost = "the node was" if len({self._node_of(rank) for rank in ranks}) == 1 else "the nodes were"
-        how = f"are incomplete: {lost} lost"
+        one = len({self._node_of(rank) for rank in ranks}) == 1
+        how = f"are incomplete: {'the node was' if one else 'the nodes were'} lost"
+        if not any(map(failure_of, self.state.nodes)):
+            how = f"may be incomplete: distlaunch gave up on the {'node' if one else 'nodes'}"
         if cause and cause.scheduled and allocation:
             how = f"may be incomplete: {allocation.title} ended the ranks"
         return [f"logs of {rank_list(ranks, self.state.unit)} {how} before all output had arrived"]

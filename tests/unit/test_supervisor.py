@@ -775,6 +775,8 @@ def test_gives_up_nodes_that_do_not_confirm_after_grace_and_margin() -> None:
     (warning,) = texts(actions, "warning")
     assert warning.startswith("gave up on b: it did not confirm its cleanup; check that no ranks are left")
     assert isinstance(job.state.nodes[1], Lost)
+    gaps = "may be incomplete: distlaunch gave up on the node before all output had arrived"
+    assert f"logs of ranks 2-3 {gaps}" in Summary(job.state, "", {}, 1.0).lines()
 
 
 @pytest.mark.parametrize("known", [True, False])
