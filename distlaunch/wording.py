@@ -168,8 +168,8 @@ def aligned(rows: Sequence[Sequence[str]], gap: int) -> list[str]:
 
 
 def age_words(seconds: float) -> str:
-    """Return a duration in at most five characters: `41s`, `12m`, `3h07`, `5d`."""
-    whole = int(seconds)
+    """Return a duration, or 0 if it is negative, in at most five characters: `41s`, `12m`, `3h07`, `5d`."""
+    whole = max(0, int(seconds))
     if whole < 120:
         return f"{whole}s"
     if whole < 7200:

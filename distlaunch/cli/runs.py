@@ -126,7 +126,7 @@ def _document(run: Run) -> dict[str, Any]:
     return {
         **known,
         "why": run.status.why or None,
-        "age": round(now - run.status.began, 1),
+        "age": round(max(0.0, now - run.status.began), 1),
         "silent": None if silent_s is None else round(silent_s, 1),
         "directory": run.directory,
     }
