@@ -68,6 +68,10 @@ def _signal_mistake(signal: str) -> str | None:
     return None if warns else "use USR1 or USR2; on_warning chooses what the ranks get"
 
 
+_UNLIMITED = ("UNLIMITED", "365-00:00:00")
+"""The time limit of a job without one. Slurm limits such jobs to a year when they start."""
+
+
 class Slurm(base.Scheduler):
     """The Slurm scheduler, which can report why a job ended, and requeue it.
 
@@ -285,8 +289,8 @@ class Slurm(base.Scheduler):
         """
         fields = dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", text.partition("\n")[0]))
         state, end = fields.get("JobState"), _time(fields.get("EndTime", ""))
-        # Without a time limit, Slurm shows an end in a year.
-        left_s = None if end is None or fields.get("TimeLimit") == "UNLIMITED" else round(end - now, 3)
+        unlimited = fields.get("TimeLimit") in _UNLIMITED
+        left_s = None if end is None or unlimited else round(end - now, 3)
         if state is None:
             return AllocationReported(None)
         if int(fields.get("Restarts", "0")) > starts:

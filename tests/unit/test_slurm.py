@@ -148,7 +148,8 @@ def test_reads_a_jobs_fate_from_scontrol() -> None:
     times = {"StartTime": local(begin), "EndTime": local(begin + 600)}
     assert scheduler.fate(0, shown(**times), begin) == AllocationReported(False, "", 600)
     assert job_fate(shown(EndTime="Unknown")) == AllocationReported(False)
-    assert scheduler.fate(0, shown(**times, TimeLimit="UNLIMITED"), begin) == AllocationReported(False)
+    for none in ("UNLIMITED", "365-00:00:00"):
+        assert scheduler.fate(0, shown(**times, TimeLimit=none), begin) == AllocationReported(False)
     ending = {"JobState": "COMPLETING", **times}
     early = ending | {"EndTime": local(begin + 60)}
     for changes, why in (
