@@ -306,9 +306,12 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
     places = [*map(_job_id, places)]
     jobs = [_matching(place) for place in places]
     matched = [named(place, bool(found)) for place, found in zip(places, jobs, strict=True)]
-    named_here = list(filter(None, matched))
+    named_here = list(filter(None, chain(matched, map(_unlisted, jobs))))
     scan = [place for place, runs in zip(places, matched, strict=True) if not runs]  # NAME is not ./NAME
-    known = dict(ChainMap(*named_here, dict(scanned(scan)))) if places else directories()
+    if places:
+        known = dict(ChainMap(*named_here, dict(scanned(scan))))
+    else:
+        known = {**directories(), **_unlisted(submissions().values())}
     latest = {max(found, key=when) for found in named_here}
     over = set() if ended else {run for run, entry in run_list.listed().items() if entry.over} - latest
     found: list[Run] = []
@@ -325,6 +328,13 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
         found += _queued(places, [*chain(*jobs)], found, ended)  # which may be later than the runs
     found += [] if places else afar(known)
     return sorted(found, key=lambda run: run.status.began, reverse=True)[:most]
+
+
+def _unlisted(jobs: Collection[Submission]) -> dict[str, str]:
+    """Return the directories of these jobs' runs, by run, if the jobs' hosts keep another list of runs."""
+    listed_here = {run.queued for run in run_list.listed().values()}
+    found = [each for each in jobs if each.at and Ticket(each.scheduler, each.id) not in listed_here]
+    return {os.path.basename(path): path for each in found for path in _directories(each)}
 
 
 def _queued(

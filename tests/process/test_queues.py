@@ -269,6 +269,8 @@ def test_runs_are_where_submit_expects_them_even_if_the_job_has_another_home(
     keys = f"{queue.section.rstrip('}')}, setup: {setup}}}\nlogs: {{dir: '~/my runs'}}"
     done = distlaunch("submit", "--wait", str(queue.job("raise SystemExit(5)", keys)), status=5)
     assert "FAILED, exit status 5" in done.stderr
+    for words in (["--all"], [queue.id], [queue.id, "--all"]):
+        assert [row["state"] for row in rows(*words)] == ["FAILED"]  # its host keeps another list of runs
 
 
 @pytest.mark.parametrize("queue", ["pbs"], indirect=True)
