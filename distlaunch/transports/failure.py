@@ -43,6 +43,7 @@ class Kind(Enum):
     UNSTARTED = "agent not started"
     LOST = "connection lost"
     NO_ALLOCATION = "no allocation"
+    NO_SCHEDULER = "no answer from the scheduler"
     NODE_DOWN = "node down"
     STEP_REFUSED = "step refused"
     NO_RUNTIME = "no container runtime"

@@ -113,6 +113,7 @@ class SlurmStep(Transport):
         known = {
             **dict.fromkeys(of_the_node, f"see `scontrol show node {quote(self.host)}`"),
             Kind.NO_ALLOCATION: f"the allocation is over: see `scontrol show job {self.job}`",
+            Kind.NO_SCHEDULER: "see `scontrol ping`",
             Kind.STEP_REFUSED: f"try `{step} hostname`",
             Kind.NO_PYTHON: "set `python:` to an interpreter that exists on the node",
             Kind.OLD_PYTHON: OLD_PYTHON,
@@ -130,10 +131,11 @@ _SRUN_FAILED = 1
 _NODE_FAILED = "[Nn]ode failure"
 # From the output of Slurm 22.05 and the messages in its source code.
 _BY_SRUN: Patterns = (
+    (Kind.NO_SCHEDULER, r"Unable to contact slurm"),
     (Kind.NO_ALLOCATION, r"Invalid job id|[Jj]ob/step already complet|has been revoked"),
     (Kind.NO_ALLOCATION, r"allocation .* has expired|Unable to confirm allocation"),
     (Kind.NODE_DOWN, rf"{_NODE_FAILED}|required nodes? (?:is|are) not available|nodes? .* DOWN"),
-    (Kind.UNREACHABLE, r"Communication connection failure|Unable to contact slurm"),
+    (Kind.UNREACHABLE, r"Communication connection failure"),
     (Kind.UNREACHABLE, r"Connection (?:refused|timed out)"),
     (Kind.STEP_REFUSED, r"Unable to create step|Unable to allocate resources|Access/permission denied"),
 )

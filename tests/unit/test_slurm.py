@@ -98,6 +98,7 @@ ABORTED = "srun: Job step aborted: Waiting up to 7 seconds for job step to finis
 SRUN_KILLED = "srun on this machine was killed by signal 9 (SIGKILL)"
 FAILED = "srun: error: Node failure on host2"
 NO_JOB = "srun: error: Unable to confirm allocation for job 9: Invalid job id specified"
+NO_ANSWER = "srun: error: Unable to confirm allocation for job 9: Unable to contact slurm controller"
 NO_STEP = "srun: error: Unable to create step for job 2: Requested node configuration is not available"
 
 
@@ -113,6 +114,7 @@ SRUN_ENDS = [
     (ProcessEnd(CHATTER, True, -9), (Kind.LOST, SRUN_KILLED, False)),
     (ProcessEnd(f"{ABORTED}\n{FAILED}", True, 1), (Kind.NODE_DOWN, FAILED, False)),
     (ProcessEnd(NO_JOB, status=1), (Kind.NO_ALLOCATION, NO_JOB, False)),
+    (ProcessEnd(NO_ANSWER, status=1), (Kind.NO_SCHEDULER, NO_ANSWER, False)),
     (ProcessEnd(NO_STEP, status=1), (Kind.STEP_REFUSED, NO_STEP, False)),
 ]
 
@@ -123,7 +125,14 @@ def test_understands_srun_errors(end: ProcessEnd, failure: tuple[Kind, str, bool
 
 
 def test_advice_names_a_command_or_a_key() -> None:
-    for kind in (Kind.NO_ALLOCATION, Kind.NODE_DOWN, Kind.STEP_REFUSED, Kind.SILENT, Kind.NO_PYTHON):
+    for kind in (
+        Kind.NO_ALLOCATION,
+        Kind.NO_SCHEDULER,
+        Kind.NODE_DOWN,
+        Kind.STEP_REFUSED,
+        Kind.SILENT,
+        Kind.NO_PYTHON,
+    ):
         assert "`" in SlurmStep("host2", "17").advice(LinkFailure(kind), None)
 
 

@@ -177,7 +177,8 @@ OLD_PYTHON Unknown option: -I / usage: python [option] ... [-c cmd | -m mod | fi
 EXAMPLES = [(Kind[line.split()[0]], line.partition(" ")[2]) for line in _EXAMPLES.strip().splitlines()]
 WORDS = dict(reversed(EXAMPLES))
 """The first example of each kind."""
-OF_SSH = {*Kind} - {Kind.NO_ALLOCATION, Kind.NODE_DOWN, Kind.STEP_REFUSED, Kind.TASK_REFUSED}
+OF_SCHEDULERS = {Kind.NO_ALLOCATION, Kind.NO_SCHEDULER, Kind.NODE_DOWN, Kind.STEP_REFUSED, Kind.TASK_REFUSED}
+OF_SSH = {*Kind} - OF_SCHEDULERS
 OF_SSH -= {Kind.NO_RUNTIME, Kind.NO_IMAGE, Kind.ABSENT}
 """All kinds but those of Slurm, containers and joined launchers."""
 
