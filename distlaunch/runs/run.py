@@ -229,11 +229,7 @@ def find(word: str | None, alone: bool = False) -> Run:
     """
     known, unique = directories(), False
     if word is None:
-        here = os.path.join(os.getcwd(), "")
-        started = {run for run, entry in listed().items() if os.path.join(entry.cwd, "") == here}
-        below = {run for run, path in known.items() if os.path.abspath(path).startswith(here)}
-        runs = {run: path for run, path in known.items() if run in started | below}
-        which = "of this directory"
+        runs, which = _of_this_directory(known), "of this directory"
         nothing = f"no runs below the current directory or started from it; specify one ({_LIST})"
     elif _is_place(word, known):
         _check_own(word)
@@ -261,6 +257,20 @@ def find(word: str | None, alone: bool = False) -> Run:
         return run
     _check_readable(runs)
     raise UsageError(nothing)
+
+
+def active_runs(word: str | None) -> list[Run]:
+    """Return the active runs of a job's name or file, or with None those of this directory, latest first."""
+    known = directories()
+    return _going(_of_this_directory(known) if word is None else _of_name(word, known))
+
+
+def _of_this_directory(known: Mapping[str, str]) -> dict[str, str]:
+    """Return the runs below the current directory, and those started from it."""
+    here = os.path.join(os.getcwd(), "")
+    started = {run for run, entry in listed().items() if os.path.join(entry.cwd, "") == here}
+    below = {run for run, path in known.items() if os.path.abspath(path).startswith(here)}
+    return {run: path for run, path in known.items() if run in started | below}
 
 
 def _check_is_no_id(word: str, run: str) -> None:

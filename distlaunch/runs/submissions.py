@@ -19,6 +19,7 @@ from distlaunch.runs.run import (
     JOB_FILES,
     LOGS,
     Run,
+    active_runs,
     afar,
     all_living,
     directories,
@@ -136,15 +137,15 @@ def submission(word: str | None, alone: bool = False) -> Submission | None:
         return next(iter(found), None)
     with suppress(UsageError):
         run = find(word)
-    active = [run.id] if run and not run.status.state.over else []
-    if alone and len(found) + len(active) > 1:
+    going = [each.id for each in active_runs(word)]
+    if alone and len(found) + len(going) > 1:
         waiting = [each for each in found if not _is_over(each)]
-        if len(ids := [*(each.id for each in waiting), *active]) > 1:
+        if len(ids := [*(each.id for each in waiting), *going]) > 1:
             which = f"of {word}" if word else "of this directory"
             raise UsageError(f"several runs {which} wait or are active: {listed(ids)}; specify one by its ID")
         found = waiting or found
     later = run and run.status.began > found[0].at and not alone
-    return None if active or later else found[0]
+    return None if going or later else found[0]
 
 
 def _matching(word: str | None, alone: bool = False) -> list[Submission]:
@@ -316,8 +317,9 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
     over = set() if ended else {run for run, entry in run_list.listed().items() if entry.over} - latest
     found: list[Run] = []
     for name in sorted(known.keys() - over, key=lambda name: (when(name), name), reverse=True):
-        if len(found) == most:
-            break
+        second = when(found[-1].id) if found else ""
+        if most is not None and len(found) >= most and when(name) != second:
+            break  # IDs of the same second don't tell which run is later
         run = run_in(known[name])
         if run and (ended or name in latest or not run.status.state.over):
             found.append(run)

@@ -291,7 +291,8 @@ class Summary(Frozen):
             return "finished"
         if self._same_traceback(worker.rank):
             return "also failed, with the same traceback"
-        if lost_peer := lost_peer_words(end.peer_gone, end.timed_out):
+        lost_peer = lost_peer_words(end.peer_gone, end.timed_out)
+        if lost_peer and not (end.stopped and end.status < 0):  # a rank may print such errors and go on
             return f"also failed, {lost_peer}"
         return self._own_end(worker.rank, end)
 

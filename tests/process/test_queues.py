@@ -223,6 +223,9 @@ def test_a_waiting_job_neither_hides_an_active_run_nor_is_stopped_instead(queue:
     run = distlaunch("run", "-d", file, status=0).stdout.strip()
     assert which.format(f"{job}, {run}") in distlaunch("stop", "train", status=2).stderr
     assert "ready" in distlaunch("logs", file, status=0).stdout
+    second = distlaunch("run", "-d", file, status=0).stdout.strip()
+    assert which.format(f"{job}, {second}, {run}") in distlaunch("stop", "train", status=2).stderr
+    distlaunch("stop", second, status=0)
     queue.tool("qdel", job)
     assert f"{run}: CANCELLED" in distlaunch("stop", file, status=0).stderr
 

@@ -1,5 +1,6 @@
 """Files that commands about runs write."""
 
+import json
 import os
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 from distlaunch.errors import DistlaunchError
 from distlaunch.observers.run_list import Begun, starts_in
 from distlaunch.runs.run import replace_older
+from distlaunch.runs.submissions import listing
+from distlaunch.supervisor.status import ControllerProcess, RunState, Status, document_of
 from tests.unit.samples import longest_file
 
 
@@ -23,6 +26,17 @@ def test_a_report_that_does_not_fit_leaves_no_file(tmp_path: Path) -> None:
     with longest_file(3), pytest.raises(DistlaunchError, match="can't write"):
         replace_older(str(tmp_path / "page"), b"page", lambda head: False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_latest_of_the_runs_of_one_second_is_the_one_that_began_last(tmp_path: Path) -> None:
+    for name, began in (("z", 1.1), ("a", 1.2), ("m", 1.0)):
+        run = f"{name}-20260101-120000-aaaaaaaa"
+        status = Status(run, name, RunState.SUCCEEDED, 2.0, began, ControllerProcess("", 0))
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "events.jsonl").touch()
+        (tmp_path / run / "status.json").write_text(json.dumps(document_of(status)))
+    (first,) = listing([str(tmp_path)], ended=True, most=1)
+    assert first.status.job == "a"
 
 
 FIRST = [("a1", 0, "--stage 1"), ("a2", 0, "--stage 2"), ("a3", 0, "--stage 2")]

@@ -676,6 +676,10 @@ CUT_SHORT = "logs of ranks 0-3 are incomplete: the nodes were lost before all ou
             ["rank 0: also failed, exit status 2", STOPPED_2],
         ),
         ([ended(0, 7), lost(1)], ["ranks 2-3: lost with their node"]),
+        (
+            [ended(0, 7), ended(2, -15, words=PEER_GONE)._replace(asked=True)],
+            ["rank 2: stopped by distlaunch"],  # which went on after that error
+        ),
         ([Suspended(35.0), lost(0), lost(1)], ["ranks 0-3: lost with their nodes", CUT_SHORT]),
         ([lost(0), lost(1)], [f"hint: {OWN_NETWORK}"]),
     ],
