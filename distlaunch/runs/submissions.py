@@ -348,30 +348,44 @@ def _queued(
     inside = {os.path.abspath(each) for place in places for each in (place, os.path.join(place, LOGS))}
     return [
         run
-        for each, run in _waiting(shown, ended or bool(jobs))
+        for each, run in _waiting(shown, ended or bool(jobs), jobs)
         if each in jobs or ((ended or not run.status.state.over) and (not places or each.directory in inside))
     ]
 
 
-def _waiting(shown: Sequence[Run], ended: bool) -> Iterator[tuple[Submission, Run]]:
+def _waiting(
+    shown: Sequence[Run], ended: bool, named: Sequence[Submission]
+) -> Iterator[tuple[Submission, Run]]:
     """Yield queued jobs without an active run, each with its entry. With `ended`, include ended jobs.
 
-    `shown` are the runs already listed. A scheduler is queried only if it may have such a job.
+    `shown` are the runs already listed, and `named` the jobs that the user named. A scheduler is queried only
+    if it may have such a job.
     """
     known = [each for each in submissions().values() if each.at or (not each.end and _is_hidden(each))]
     for each in known if ended else ():
-        if each.end and _is_hidden(each):
-            yield each, each.as_run(RunState.UNKNOWN, f"{each.end}; {UNSEEN}")
-        elif each.end and not _has_run(each):
-            yield each, _ended(each, each.end)
+        if each.end:
+            yield from ((each, run) for run in _past(each, each.end, each in named))
     alive = {run.id for run in shown if run.alive}
     queued = [each for each in known if not each.end]
     open_ = [each for each in queued if alive.isdisjoint(map(os.path.basename, _directories(each)))]
     for scheduler in sorted({each.scheduler for each in open_}):
-        yield from _queried(scheduler, [each for each in open_ if each.scheduler == scheduler], ended)
+        yield from _queried(scheduler, [each for each in open_ if each.scheduler == scheduler], ended, named)
 
 
-def _queried(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterator[tuple[Submission, Run]]:
+def _past(each: Submission, end: str, named: bool) -> Iterator[Run]:
+    """Yield the entry of a job that has ended without a run, or whose run can't be seen and isn't over.
+
+    If the user `named` the job, its run may be over.
+    """
+    if not _has_run(each):
+        yield _ended(each, end)
+    elif _is_hidden(each) or (named and not latest_run(each)):
+        yield _last_remembered(each) or each.as_run(RunState.UNKNOWN, f"{end}; {UNSEEN}")
+
+
+def _queried(
+    scheduler: str, open_: Sequence[Submission], ended: bool, named: Sequence[Submission]
+) -> Iterator[tuple[Submission, Run]]:
     """Yield the open jobs of one scheduler for `_waiting`, and note the end of those that are over."""
     try:
         states = load(scheduler).look([each.id for each in open_])
@@ -387,8 +401,8 @@ def _queried(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterat
             yield from ((each, run) for run in _entry(each, state))
         elif each.at:  # others may belong to another cluster
             note_end(each, state.state)
-            if ended and not _has_run(each):
-                yield each, _ended(each, state.state)
+            if ended:
+                yield from ((each, run) for run in _past(each, state.state, each in named))
 
 
 def _entry(each: Submission, state: Queued) -> Iterator[Run]:
@@ -543,9 +557,10 @@ def _next(
                 if not (run or before or (run := _last_remembered(queued))):
                     raise DistlaunchError(_without_run(queued, state))
                 return run
-            if state.waits and state.words != announced:
+            unseen = not state.waits and before is None and _has_run(queued)
+            if (state.waits or unseen) and state.words != announced:
                 announced = state.words
-                tell(f"{queued.name} is {announced}")
+                tell(f"{queued.name} is {announced}{f', but {UNSEEN}' if unseen else ''}")
         pause(interrupts, LOOK_S)
     return None
 

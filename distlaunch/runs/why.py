@@ -311,11 +311,13 @@ def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> 
     place = None if waited else document["node"]
     # Records with stacks were requested earlier, by a user.
     records = [each for each in known.evidence if place in (None, each.node) and not each.stacks]
-    others = summary.others()
-    if known.run.status.state.over:  # the ends of ranks that outlived a killed controller aren't recorded
+    others, certainty = summary.others(), document["certainty"]
+    if known.run.status.state.over and state.phase is not Phase.DONE:
+        # What ended the controller may be the root cause.
         others = [line for line in others if not line.endswith(f": {WorkerPhase.RUNNING.value}")]
+        others, certainty = [*others, known.run.status.why], "likely"
     known = known._replace(
-        certainty=document["certainty"],
+        certainty=certainty,
         cause=cause.text,
         rank=cause.rank,
         node=document["node"],

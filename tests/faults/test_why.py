@@ -234,5 +234,6 @@ def test_does_not_call_a_rank_running_whose_end_was_never_recorded(tmp_path: Pat
         run.process.kill()
         run.process.wait()
         text = distlaunch("why", cwd=tmp_path, status=0).stdout
-    assert "root cause: rank 1 (node0) failed first: exit status 3" in text
+    assert "likely root cause: rank 1 (node0) failed first: exit status 3" in text
+    assert re.search(r"then: its controller, process \d+ on .*, ended without reporting a result", text)
     assert "running" not in text

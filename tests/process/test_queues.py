@@ -285,6 +285,7 @@ def test_a_job_whose_run_was_deleted_is_not_listed_as_failed(queue: Queue) -> No
     assert known.read_text() == ""
     known.write_text(before)  # as with a job that was submitted later than what is old
     assert rows("--all") == []
+    assert [row["state"] for row in rows(job)] == ["SUCCEEDED"]  # it is asked for
     distlaunch("wait", job, status=0)
     known.write_text("".join(line for line in before.splitlines(True) if '"over"' not in line))
     told = f"{queue.name} left the queue; its run directory was removed, or is on another host's disk"
