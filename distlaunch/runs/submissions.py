@@ -587,11 +587,9 @@ def _last_remembered(queued: Submission) -> Run | None:
 def _without_run(queued: Submission, state: Queued) -> str:
     if _has_run(queued):
         return f"{queued.name} {state.ending}; {UNSEEN}"
-    what = (
-        f", but its run is not in {queued.directory}"
-        if state.state in _SUCCEEDED
-        else " without starting a run"
-    )
+    what = " without starting a run"
+    if state.state in _SUCCEEDED:
+        what = f", but its run is not in {queued.directory}"
     return f"{queued.name} {state.ending}{what}{_see(queued)}"
 
 
