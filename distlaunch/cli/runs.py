@@ -39,7 +39,7 @@ HEADINGS = ("RUN", "STATE", "RANKS", "RESTARTS", "AGE", "LAST", "WHERE")
 LEAST_ID, LEAST_WHERE = 20, 10
 """Minimum characters of an ID and of WHERE in shortened lines, if they fit into the terminal."""
 _WHICH = (
-    "A run's ID, or a prefix of it that includes the whole job name; the name or file of a job, for its "
+    "A run's ID, or a prefix of it with the job name and the date; the name or file of a job, for its "
     "latest run; a run directory; or a scheduler's job ID. HOST:RUN is a run on another host. Default: the "
     "latest run that was started from the current directory or is stored below it."
 )

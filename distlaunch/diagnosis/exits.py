@@ -151,9 +151,11 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
     """Return the evidence in a rank's status (see `WorkerExited`), its last stderr and its error record."""
     if status < 0 and status not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGKILL):
         return Words()  # no Python exception ends like this
-    output = re.sub(_RANK_PREFIX, "", split_launcher(stderr)[0])
-    recorded = record_text(record)
-    text = root_error(recorded or output)
+    output, below = split_launcher(stderr)
+    output, recorded = re.sub(_RANK_PREFIX, "", output), record_text(record)
+    # torch also logs errors after which it tries again. C++ code that can't go on aborts.
+    counts_logs = below or status == -signal.SIGABRT
+    text = root_error(recorded or (output if counts_logs else re.sub(_LOG, "", output)))
     watchdog = None if TRACEBACK in output or recorded else re.search(_WATCHDOG, output)
     error = watchdog[0] if watchdog else _of_a_collective(text)
     lost, timed_out = re.search(_LOST, error) is not None, re.search(_WAITED, error) is not None

@@ -336,10 +336,14 @@ def named(word: str, queued: bool) -> dict[str, str]:
 
 
 def _starting_with(word: str, known: Mapping[str, _T]) -> dict[str, _T]:
-    """Return runs whose ID matches a word with a CUT mark, or begins with a word longer than its job part."""
+    """Return runs whose ID matches a word with a CUT mark, or begins with a word that includes its date.
+
+    With less than the date, `job-2` could mean another job of that name.
+    """
     begin, cut, end = word.partition(CUT)
     found = {run: it for run, it in known.items() if run.startswith(begin) and run.endswith(end)}
-    return {run: it for run, it in found.items() if (cut and begin) or begin.startswith(f"{_job_of(run)}-")}
+    date = len("-20260101")
+    return {run: it for run, it in found.items() if (cut and begin) or len(begin) >= len(_job_of(run)) + date}
 
 
 def _of_name(word: str, known: Mapping[str, str]) -> dict[str, str]:

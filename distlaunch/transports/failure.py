@@ -138,6 +138,9 @@ def classify(
         return failure._replace(kind=kind).saying(end.protocol_error)
     if end.status is not None and end.status < 0:
         return failure.saying(f"{process} was {status_words(end.status)}")
+    if end.booted and not words and end.status == own_status and own_status not in CLEAN_STATUSES:
+        # ssh exits like this if a signal ends it, and also if one ends the node's command.
+        failure = failure.saying(f"its agent exited, or a signal stopped {process}")
     if end.booted or end.status in (None, own_status):
         return failure._replace(clean=end.booted and end.status in CLEAN_STATUSES)
     why = f"exited with status {end.status} before the agent started"

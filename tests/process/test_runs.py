@@ -543,13 +543,14 @@ def test_finds_a_run_by_a_name_that_its_id_cannot_contain(tmp_path: Path, name: 
 
 def test_refuses_a_name_of_no_run_or_of_several(over: Path) -> None:
     runs = by_status(over)
-    alike = runs[3][: -len("20260101-120000-0a1b2c3d")]
+    alike = runs[3][: -len("-120000-0a1b2c3d")]
     ambiguous = ran(over, "wait", alike, status=2).stderr
     assert f"'{alike}' is ambiguous: it matches " in ambiguous  # those of other tests, too
     assert runs[3] in ambiguous and runs[4] in ambiguous
     assert "my job [1]" in ran(over, "wait", "my job [1]", status=2).stderr
     ran(over, "wait", "none.yaml", status=2)
-    for word in ("", "…", runs[5][:9], LONG[:5]):  # the beginning of a job's name may be another's
+    # The beginning of a job's name may be another's, and so may its name with a part of the date.
+    for word in ("", "…", runs[5][:9], LONG[:5], alike[:-7]):
         ran(over, "stop", word, status=2)
 
 

@@ -220,3 +220,5 @@ def test_ignores_warnings_logged_by_torch_but_counts_its_errors() -> None:
     error = f"[E1122 09:00:00.123456789 {TIMED_OUT}\n"
     assert exits.without_remarks(error) == error
     assert words_of(-signal.SIGABRT, error).peer_gone
+    for status in (3, -signal.SIGKILL, -signal.SIGTERM):
+        assert not words_of(status, error).peer_gone  # it tried again

@@ -198,6 +198,8 @@ def test_a_status_other_than_255_is_the_nodes_shells() -> None:
 def test_a_killed_ssh_is_a_lost_link() -> None:
     lost = LinkFailure(Kind.LOST, "ssh on this machine was killed by signal 9 (SIGKILL)")
     assert classify("", status=-9) == classify("", status=-9, booted=True) == lost
+    either = "its agent exited, or a signal stopped ssh on this machine"  # it may have been a SIGTERM
+    assert classify("", status=255, booted=True) == LinkFailure(Kind.LOST, either)
 
 
 @pytest.mark.parametrize(("kind", "words"), EXAMPLES)
