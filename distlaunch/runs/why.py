@@ -250,7 +250,7 @@ def explain(
     chosen, other = other is not None, other or _last_good(run)
     if other:
         with contextlib.suppress(HistoryError):
-            differs = _differences(_past(other.directory).settings, past.settings)
+            differs = _differences(_past(other.directory), past)
             if changed := _changed_files(other.directory, run.directory):
                 differs["code"] = changed
     known = Explanation(run, other=other.id if other else "", chosen=chosen, differs=differs)
@@ -416,10 +416,11 @@ def _restart_words(state: State) -> tuple[str, ...]:
 # Comparison with another run
 
 
-def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the settings and node facts that differ between two runs, by name."""
-    names = dict.fromkeys([*first, *second])
-    pairs = {name: (first.get(name, "unset"), second.get(name, "unset")) for name in names}
+def _differences(first: "_Past", second: "_Past") -> dict[str, tuple[Any, Any]]:
+    """Return the settings, and the facts about nodes known of both runs, that differ, by name."""
+    names = dict.fromkeys([*first.settings, *second.settings])
+    pairs = {name: (first.settings.get(name, "unset"), second.settings.get(name, "unset")) for name in names}
+    pairs |= {name: (first.facts[name], now) for name, now in second.facts.items() if name in first.facts}
     return {name: _shortened(*pair) for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
@@ -464,10 +465,11 @@ def _common(first: Sequence[str], second: Sequence[str]) -> int:
 
 
 class _Past(Frozen):
-    """The final state of a run, its settings with facts about its nodes, and the time at which it began."""
+    """The final state of a run, its settings, facts about its nodes, and the time at which it began."""
 
     state: State
     settings: Mapping[str, Any]
+    facts: Mapping[str, Any]
     epoch: float
 
 
@@ -481,7 +483,7 @@ def _past(directory: str, *observers: Observer) -> _Past:
         elif isinstance(moment.event, RanksJoined) and moment.event.torch:
             facts[f"{moment.state.label(moment.event.node)}: torch"] = moment.event.torch
     epoch = float(lines[0].get("time") or 0.0) - float(lines[0].get("t") or 0.0)
-    return _Past(moment.state, _settings(lines[0]) | facts, epoch)
+    return _Past(moment.state, _settings(lines[0]), facts, epoch)
 
 
 def _settings(first: Mapping[str, Any]) -> dict[str, Any]:

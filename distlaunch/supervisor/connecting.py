@@ -205,7 +205,8 @@ def cause_of_loss(state: State, node: int, why: str, now: float) -> Cause:
         advice = "set a longer timeouts.lease, or run the controller on a host that stays awake: `--on HOST`"
         advice = advice if key else "keep it running: prevent this machine from sleeping"
         return Cause(f"{what}; {lease}; {advice}", Exit.NODE_LOST, now, kind="node_lost")
-    return Cause(f"{state.label(node)} was lost: {why}", Exit.NODE_LOST, now, node=node, kind="node_lost")
+    text = f"{state.agent_host(node)} was lost: {why}"
+    return Cause(text, Exit.NODE_LOST, now, node=node, kind="node_lost")
 
 
 def lost(state: State, node: int, before: Linked, failure: LinkFailure, now: float) -> State:

@@ -288,9 +288,13 @@ class State(Frozen):
         """Return the user's name for a node."""
         return self.spec.pool[node].label
 
+    def agent_host(self, node: int) -> str:
+        """Return the name of the host of a node's latest agent, which may be waiting to replace another."""
+        return self.arrived[node].host if node in self.arrived else self.label(node)
+
     def replaces_host(self, node: int) -> bool:
         """Return whether the launcher that has joined as a node is on another host than the node was."""
-        return node in self.arrived and self.arrived[node].host != self.label(node)
+        return self.agent_host(node) != self.label(node)
 
     def with_arrived_host(self, node: int) -> "State":
         """Return this state with the node on the host whose launcher has joined as that node."""

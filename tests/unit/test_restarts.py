@@ -538,6 +538,7 @@ def test_another_host_takes_the_place_and_the_name_once_nothing_is_left_on_the_l
     assert job.tick() == [Connect(1)]
     assert job.feed(up(1)) == []
     assert [*awaited(job.state)] == ["the next attempt starts once the last one's ranks have ended on b"]
+    assert texts(job.feed(lost(1)), "warning")[0].startswith("c was lost: ")
     job.silent.discard(1)
     job.go_on()
     assert job.now == lost_at + FENCE_S
