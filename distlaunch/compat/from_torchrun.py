@@ -21,6 +21,7 @@ _PATHS = "relative paths are relative to this file: keep it in the directory whe
 _STARTS_ALL = "`distlaunch run` starts the ranks of all nodes itself"
 _BEFORE = "run it before `distlaunch run`, if the job needs it"
 _BEHIND = "write it after `distlaunch run` or `distlaunch submit --wait` instead"
+_INPUT = "set `stdin: rank 0`, and write it after `distlaunch run`"
 _AS_THEY_ARE = ("max_restarts", "numa_binding", "role", "virtual_local_rank")
 """Flags whose values become the values of their keys unchanged."""
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "distlaunch.torchrun")
@@ -130,7 +131,10 @@ def cut_line(words: Sequence[str], at: int | None) -> Line | None:
         hint += "; set python to the environment's interpreter, such as .venv/bin/python"
     if any(word.startswith("--container-") for word in words[:at]):
         hint += ", and `container` names the image and its mounts"
-    parts = ((before, hint), (words[end:], _BEHIND))
+    if "cd" in before:
+        hint += "; instead of cd, set workdir"
+    behind = _INPUT if "<" in words[end:] else _BEHIND
+    parts = ((before, hint), (words[end:], behind))
     notes = [f"left out: `{_joined(part)}`: {why}" for part, why in parts if part]
     return Line(words[:at], words[at:end], notes)
 
