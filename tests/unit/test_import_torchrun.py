@@ -186,7 +186,7 @@ LEFT_OUT = [
     ("srun -N 2 torchrun x.py", "`srun -N 2`: `distlaunch run` starts the ranks of all nodes"),
     ("me@host:~/x$ torchrun x.py", "`'me@host:~/x$'`: `distlaunch run` starts"),
     ("cd 'a b' && export PET_ROLE=default; torchrun x.py", "`cd 'a b' &&`: run it before `distlaunch run`"),
-    ("cd a && torchrun x.py", "`distlaunch run`, if the job needs it; instead of cd, set workdir"),
+    ("cd a && torchrun x.py", "`cd a &&`: run it before `distlaunch run`, if the job needs it; instead of"),
     ("torchrun x.py < d", "`< d`: set `stdin: rank 0`, and write it after"),
     ("yes | torchrun x.py", "`yes |`: run it before"),
 ]
