@@ -154,10 +154,11 @@ def test_a_run_that_another_host_controls_is_found_by_id_and_job_file(tmp_path: 
     both = distlaunch("ps", run, "alias:", **around, status=2)
     assert f"{run} is on another host, so it must be the only one" in both.stderr
     events = tmp_path / "there/logs" / run / "events.jsonl"
-    whole = events.read_bytes()
-    events.write_bytes(re.sub(rb'("version": )\d', rb"\g<1>%d" % (VERSION + 1), whole))
-    distlaunch("attach", run, **around, status=1)  # which is not the run's end
-    events.write_bytes(whole)
+    at = events.read_bytes().index(b'"version": %d,' % VERSION) + len('"version": ')
+    with open(events, "r+b", buffering=0) as file:  # to which the controller appends
+        os.pwrite(file.fileno(), b"%d" % (VERSION + 1), at)
+        distlaunch("attach", run, **around, status=1)  # which is not the run's end
+        os.pwrite(file.fileno(), b"%d" % VERSION, at)
     assert run in distlaunch("ps", "--json", **around).stdout
     attached = Going(tmp_path, distlaunch_argv("attach", "-a", run), **around)
     attached.wait_for("here")
