@@ -24,10 +24,10 @@ from distlaunch.agent.wire import DUMP_S, STALL_LOOK_MAX_S, STALL_LOOKS
 from distlaunch.diagnosis.exits import py_spy_error, py_spy_frames, python_frames, words_of
 from distlaunch.errors import Exit
 from distlaunch.job.spec import JobSpec
-from distlaunch.supervisor import root_cause
+from distlaunch.supervisor import checking, root_cause
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import AttemptFailed, JobOver, Step
-from distlaunch.supervisor.nodes import Exited, RankState, WorkerPhase
+from distlaunch.supervisor.nodes import Exited, RankState, Up, WorkerPhase
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
 from distlaunch.wording import counted, listed, rank_list, span_words
 
@@ -51,13 +51,23 @@ def on_worker_started(event: WorkerStarted, rank: int, state: State, now: float)
 
 
 def on_worker_unstarted(event: WorkerUnstarted, rank: int, state: State, now: float) -> Step:
-    """End the job because a worker can't be started. The job file must be wrong."""
+    """End the job because a worker can't be started: the job file must be wrong.
+
+    If the job has run before and needs fewer nodes, the node must be wrong. Continue without it.
+    """
     state = state.with_worker(rank, phase=WorkerPhase.UNSTARTED)
+    node = state.nodes[event.node]
+    if isinstance(node, Up) and node.unfit:
+        return state, ()  # it is already left out
     # As in a shell: 127 if the program doesn't exist, 126 if it can't be run.
     status = 127 if event.errno == errno.ENOENT else 126
     advice = unstarted_advice(state.spec, event.node, event.stage, event.errno)
     text = f"{state.named(rank)} could not be started: {event.text}{advice}"
-    return state, (JobOver(Cause(text, status, now, rank, event.node)),)
+    cause = Cause(text, status, now, rank, event.node)
+    enough = state.attempt and len(state.members) > state.spec.fewest
+    if enough and isinstance(node, Up) and state.phase is Phase.RUNNING:
+        return checking.leave_out(state, [event.node], cause)
+    return state, (JobOver(cause),)
 
 
 def unstarted_advice(spec: JobSpec, node: int, stage: str, code: int) -> str:

@@ -747,6 +747,17 @@ def test_a_node_that_returns_with_a_flaw_is_left_out_whatever_causes_restarts(fl
     assert (job.state.phase, job.state.members) == (Phase.RUNNING, (0,))
 
 
+def test_a_node_that_cannot_start_its_ranks_is_left_out_if_the_job_has_run_without_it() -> None:
+    job = without_b("elastic: {grow: now}")
+    job.come_back(1)
+    assert 1 in job.state.members
+    reports = [messages.WorkerUnstarted(1, rank, "exec", errno.ENOENT, "no such program") for rank in (0, 1)]
+    said = texts(job.obey(job.feed(*reports)), "warning")
+    assert said[0].startswith("rank 4 (b) could not be started: no such program; restart 2 of 3")
+    job.go_on()
+    assert job.state.members == (0, 2)
+
+
 def test_grow_now_does_not_restart_ranks_that_are_finishing() -> None:
     job = without_b("elastic: {grow: now}")
     job.feed(exited(0, 0, 0, job.now))
