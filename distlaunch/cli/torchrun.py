@@ -9,6 +9,7 @@ from distlaunch.cli.output import print_text, say
 from distlaunch.compat import torchrun_job
 from distlaunch.compat.flags import FLAGS, parse_flags
 from distlaunch.errors import DistlaunchError, Exit
+from distlaunch.job.spec import JobSpec
 from distlaunch.launch.link import Link
 
 NOT_FOUND = 127
@@ -54,7 +55,27 @@ def run_torchrun(words: Sequence[str], early: Link | None = None) -> int:
     gathering = torchrun_job.gathering_of(flags, place.hostname, os.environ)
     for line in torchrun_job.gathering_messages(flags):
         say(line)
-    return run_gathered(spec, gathering, early)
+    arrival = gathering.arrival._replace(lacks=_lacks(spec))
+    return run_gathered(spec, gathering._replace(arrival=arrival), early)
+
+
+def _lacks(spec: JobSpec) -> str:
+    """Return why the program can't be started on this node, or "". A run that has started refuses it then."""
+    from shutil import which  # few commands run on several nodes
+
+    from distlaunch.agent.needs import digest
+    from distlaunch.launch.join import MAX_LACKS
+    from distlaunch.supervisor.checking import own_needs
+
+    text, program = "", spec.program
+    if script := own_needs(spec, 0).program:
+        try:
+            digest(os.path.expanduser(script))
+        except OSError as error:
+            text = f"can't read the script {script}: {error.strerror}"
+    elif program.kind == "command" and which(program.words[0]) is None:
+        text = f"can't find the program {program.words[0]}"
+    return "".join(char if char.isprintable() else "?" for char in text)[:MAX_LACKS]
 
 
 def _check_python(python: str | None) -> None:

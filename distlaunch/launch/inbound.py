@@ -297,7 +297,7 @@ class InboundListener:
         """Call `on_arrival` whenever a launcher joins as a missing node."""
         self._on_arrival = on_arrival
         full = "the run has all the nodes it needs"
-        self.admits = lambda arrival: full if self._place_for(arrival) is None else ""
+        self.admits = lambda arrival: arrival.lacks or (full if self._place_for(arrival) is None else "")
 
     def _place_for(self, arrival: Arrival) -> int | None:
         """Return the missing node that a launcher can become; None = there is none.

@@ -43,7 +43,7 @@ SECRET = "DISTLAUNCH_SECRET"  # noqa: S105 (the name of a variable)
 SAME_SECRET = f"set {SECRET} to the same value on all nodes"
 _OTHER_JOB = f"if that controller belongs to another job, use another port; otherwise, {SAME_SECRET}"
 _CHECK_NAME = "check this name, or add it to /etc/hosts"
-MAX_NAME = 253
+MAX_NAME, MAX_LACKS = 253, 300
 _MUNGE_S = 5.0
 Say = Callable[[str], object]
 CONNECT_S, ANSWER_S = 3.0, 10.0
@@ -97,6 +97,12 @@ def arrival_of(message: Mapping[str, Any]) -> Arrival:
         raise ValueError("a name is not a string")
     if len(arrival.name) > MAX_NAME or not arrival.name.isprintable():
         raise ValueError("its host name is invalid")
+    if (
+        not isinstance(arrival.lacks, str)
+        or len(arrival.lacks) > MAX_LACKS
+        or not arrival.lacks.isprintable()
+    ):
+        raise ValueError("its problem is invalid")
     return arrival
 
 

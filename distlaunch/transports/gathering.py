@@ -29,7 +29,8 @@ class Arrival(Frozen):
 
     `nodes` contains the minimum and maximum number of expected nodes. `node_rank` is an explicit node number,
     and `task` is the task number from the scheduler. Either is None if there is none. `place` is the position
-    of a single rank among the tasks of a scheduler, and `gpus` is the number of GPUs of such a task.
+    of a single rank among the tasks of a scheduler, and `gpus` is the number of GPUs of such a task. `lacks`
+    is the reason why its program can't be started, if known, or "".
     """
 
     job: str
@@ -39,6 +40,7 @@ class Arrival(Frozen):
     task: int | None = None
     place: TaskPlace | None = None
     gpus: int | None = None
+    lacks: str = ""
     version: str = __version__
 
 

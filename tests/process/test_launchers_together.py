@@ -308,6 +308,15 @@ def test_an_elastic_job_starts_with_the_fewest_and_takes_a_late_launcher_in(plac
         first.wait_for("distlaunch: starting on 1 node, without node 1\n")
         assert len(workers([first])) == 1
         assert "0 of 1" in first.stdout
+        (elsewhere := place / "elsewhere").mkdir()
+        wrong = (
+            (elsewhere, (), "can't read the script "),
+            (place, ("--no-python",), "can't find the program "),
+        )
+        for where, more, why in wrong:  # which ends no run that goes well without it
+            with launcher(where, port, *words, *more, nodes="1:2", meets="c10d") as late:
+                assert late.wait() == Exit.USAGE, late.stderr
+                assert re.search(f"refused the launcher on .*: {why}.*worker.py", late.stderr), late.stderr
         with launcher(place, port, *words, "--nproc-per-node=2", nodes="1:2", meets="c10d") as second:
             workers([first, second], each=2)
             assert first.stdout.endswith(" 0 of 3\n")

@@ -191,6 +191,7 @@ def test_refuses_an_arrival_that_lacks_a_field(name: str) -> None:
         *({"nodes": [2]}, {"nodes": ["x", 2]}, {"nodes": [-1, 2]}, {"nodes": [2, 1 << 40]}),
         *({"node_rank": -1}, {"node_rank": "0"}, {"node_rank": False}, {"task": [0]}, {"gpus": -1}),
         *({"place": [1, 2, 3]}, {"place": [1, 2, 3, "4"]}, {"place": "here"}, {"job": ["job"]}),
+        *({"lacks": None}, {"lacks": "x" * 301}, {"lacks": "a\nb"}),
         *({"name": 7}, {"name": None}, {"name": "gpu-a\x1b[2J"}, {"name": "two\nlines"}),
         pytest.param({"name": "x" * 300}, id="a long name"),
     ],
