@@ -23,7 +23,7 @@ from distlaunch.supervisor import (
     root_cause,
     stopping,
 )
-from distlaunch.supervisor.actions import Action, Connect
+from distlaunch.supervisor.actions import Action, Connect, ShowMessage
 from distlaunch.supervisor.events import Event, Finding, LinkEnded, Step, TimerDue
 from distlaunch.supervisor.nodes import Connecting, End, Leaving, Nodes, Reaping, Up
 from distlaunch.supervisor.state import Alarm, Phase, State, Timer
@@ -97,7 +97,11 @@ def _on_link_ended(event: LinkEnded, state: State, now: float) -> Step:
         case Connecting() as node:
             return connecting.not_connected(state, event.node, node, event.failure, now)
         case End.CLEAN:
-            return state.with_node(event.node, End.CLOSED), ()
+            state, failure = state.with_node(event.node, End.CLOSED), event.failure
+            if failure.clean or not failure.words:
+                return state, ()
+            what = f"{state.label(event.node)}: {failure.words.splitlines()[-1]}"
+            return state, (ShowMessage("warning", f"{what}; its output may be incomplete"),)
         case Up() | Reaping() | Leaving() as node:
             return connecting.link_ended(state, event.node, node, event.failure, now)
         case _:

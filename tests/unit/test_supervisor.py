@@ -163,7 +163,8 @@ class History:
     def close(self) -> Actions:
         """Every node that is left confirms its clean-up and ends."""
         left = [node for node, each in enumerate(self.state.nodes) if not is_over(each)]
-        return self.feed(*(Swept(node, 0, 0) for node in left), *(lost(node, "closed") for node in left))
+        ends = (lost(node, clean=True) for node in left)
+        return self.feed(*(Swept(node, 0, 0) for node in left), *ends)
 
     @property
     def interfaces(self) -> list[str | None]:
@@ -831,7 +832,15 @@ def test_a_clean_node_has_time_to_deliver_when_another_is_lost_or_given_up(given
     else:
         job.feed(lost(1), after=STOP_S + STOP_MARGIN_S - 2.0)
         assert wanted(job.wait(2.0)) == []
-    assert job.feed(lost(0)) == [Finish()]
+    assert job.feed(lost(0, clean=True)) == [Finish()]
+
+
+def test_output_that_a_clean_node_could_not_deliver_is_told() -> None:
+    """srun may fail when the ranks are long gone."""
+    job = History().to_stopping()
+    job.feed(Swept(0, 0, 0), Swept(1, 0, 0), lost(0, clean=True))
+    said = texts(job.feed(lost(1, "srun: error: unexpected eof")), "warning")
+    assert said == ["b: srun: error: unexpected eof; its output may be incomplete"]
 
 
 # Interrupts
