@@ -24,6 +24,7 @@ from contextlib import suppress
 
 from distlaunch.agent.messages import Setup
 from distlaunch.agent.poller import Poller
+from distlaunch.agent.scratch import MAX_ERROR_RECORD, read_left
 from distlaunch.agent.wire import Message
 from distlaunch.agent.worker import start_child
 
@@ -34,6 +35,8 @@ LAST_LINES = 4
 """Number of lines, the last ones printed, to report if the environment can't be built."""
 MAX_PRINTED = 4096
 """Characters of output to keep for that report."""
+_ENDED = b"\0"
+"""What the child prints last, unless it is killed."""
 _VERSIONS = """
 import json, sys
 facts = {"python": "%d.%d.%d" % sys.version_info[:3]}
@@ -83,9 +86,8 @@ class Environment:
     def facts(self) -> Message:
         """Return the versions in the environment."""
         try:
-            with open(os.path.join(self.path, FACTS)) as file:
-                found = json.load(file)
-        except (OSError, ValueError):
+            found = json.loads(b"".join(read_left(os.path.join(self.path, FACTS), MAX_ERROR_RECORD)))
+        except ValueError:
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -106,11 +108,13 @@ class Environment:
             printed(text)
 
         def end(late: bool) -> None:
-            show(rest)
+            show(rest.rstrip(_ENDED))
             self.late = late
             if late:
                 self._printed += "\nnot finished within %g s (timeouts.setup)" % self._setup.limit_s
                 self._kill()
+            elif not rest.endswith(_ENDED):
+                self._printed += "\nthe process that was building it was killed"
             self.builder = 0
             ended()
 
@@ -140,6 +144,7 @@ class Environment:
             self._build()
         except (OSError, subprocess.CalledProcessError) as error:
             print(_words(error), flush=True)
+        os.write(1, _ENDED)
 
     def _build(self) -> None:
         """Build the environment in a new directory, unless another run has built it in the meantime."""
@@ -235,5 +240,6 @@ def _call(argv: list[str], env: dict[str, str], name: str = "") -> None:
 
 def _words(error: Exception) -> str:
     if isinstance(error, subprocess.CalledProcessError):
-        return "%s ended with status %d" % (error.cmd[:200], error.returncode)
+        how = "ended with status %d" if error.returncode > 0 else "was killed by signal %d"
+        return "%s %s" % (error.cmd[:200], how % abs(error.returncode))
     return "%s: %s" % (getattr(error, "filename", None) or "setup", getattr(error, "strerror", error))

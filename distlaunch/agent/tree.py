@@ -200,7 +200,7 @@ class Store:
         """Return the content with this digest; None if it is missing or damaged. Removes damaged content."""
         path = self.blob(digest)
         try:
-            with open(path, "rb") as file:
+            with _opened(path) as file:
                 data = file.read()
         except FileNotFoundError:
             return None
@@ -346,7 +346,7 @@ class Store:
             if not source:
                 raise
             # The file system has no hard links, or the content has too many.
-            with open(source, "rb") as old, open(path, "xb") as new:
+            with _opened(source) as old, open(path, "xb") as new:
                 new.writelines(iter(lambda: old.read(_READ), b""))
             os.chmod(path, 0o500 if entry.kind == PROGRAM else 0o400)
         return True
@@ -377,14 +377,15 @@ class Store:
         """Remove a run's tree unless it is in use. Return whether the run has left files in it."""
         directory = self.tree_of(run_id)
         try:
-            fd = os.open(directory + ".tree", os.O_RDWR | os.O_NOFOLLOW)
+            note = _opened(directory + ".tree", os.O_RDWR)
         except OSError:
             return False
-        with open(fd, "rb") as note:
-            if self._is_marked(run_id) or not _locked(fd, fcntl.LOCK_EX, if_unsupported=False):
+        with note:
+            lock = note.fileno()
+            if self._is_marked(run_id) or not _locked(lock, fcntl.LOCK_EX, if_unsupported=False):
                 return False
             listed = {entry.path: entry for entry in _noted(note.read())}
-            self._remove_listed(directory, listed, os.fstat(fd).st_mtime)
+            self._remove_listed(directory, listed, os.fstat(lock).st_mtime)
             _unlink(directory + ".tree")
         return os.path.lexists(directory)
 
@@ -437,7 +438,7 @@ class Store:
         busy = set()
         for name in os.listdir(self._runs):
             if name.endswith(".tree"):
-                with open(os.path.join(self._runs, name), "rb") as note:
+                with _opened(os.path.join(self._runs, name)) as note:
                     manifest = note.read()
                 busy.add(self.blob(digest_of(manifest)))
                 busy.update([self.path_of(each) for each in _noted(manifest) if each.kind != LINK])
@@ -533,6 +534,20 @@ def _is_kept(path: str, size: int) -> bool:
     return state.st_size == size
 
 
+def _opened(path: str, flags: int = os.O_RDONLY) -> BinaryIO:
+    """Open a file in the store. Raises OSError. A pipe, on which the agent would wait, is removed instead."""
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return open(fd, "rb")
+        os.close(fd)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+    remove_tree(path)
+    raise FileNotFoundError(errno.ENOENT, "is not a file", path)
+
+
 def _make_parents(directory: str, path: str, made: set[str]) -> None:
     parent = path.rpartition("/")[0]
     if parent and parent not in made:
@@ -589,10 +604,11 @@ def _claimed(path: str, *ways: int) -> int:
 
 def remove_tree(path: str) -> None:
     """Remove a file in the store, or a directory and everything below it, as far as possible."""
-    import shutil  # seldom needed
+    _unlink(path)
+    if os.path.lexists(path):
+        import shutil  # seldom needed
 
-    shutil.rmtree(path, ignore_errors=True)
-    _unlink(path)  # if it is a file
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _unlink(path: str) -> None:

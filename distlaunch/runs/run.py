@@ -51,7 +51,7 @@ MAX_NAMED = 8
 """Maximum runs listed in the message about an ambiguous name."""
 _T = TypeVar("_T")
 _ID = re.compile(r"(?P<job>.+)-(?P<when>\d{8}-\d{6})-(?P<chance>[0-9a-f]{8})")
-_UNSAVED = "what the ranks printed after that is not saved"
+_UNSAVED = "the end of the ranks' output may be missing"
 _LIST = "`distlaunch ps -a` lists all known runs"
 
 

@@ -6,7 +6,6 @@ The stand-ins are compiled from nvml.h's and nccl.h's declarations, since no tes
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from distlaunch.check import link_probe
 from distlaunch.job.spec import JobSpec, Logs, Program
 from distlaunch.launch import node_check
 from tests.harness import PATIENCE_S, completed, distlaunch, distlaunch_argv
+from tests.process.torchruns import free_port
 
 NVML = """
 #include <string.h>
@@ -137,8 +137,7 @@ def test_reports_ranks_that_cannot_run_the_link_test(tmp_path: Path) -> None:
 
 def test_the_link_probe_measures_nodes_with_several_ranks() -> None:
     """On GPUs, a node has several ranks. Here, gloo stands in for NCCL."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     request = json.dumps({"backend": "gloo", "peers": [[0, 1], [2, 3]], "order": [1, 0]})
     argv = [sys.executable, link_probe.__file__, request]
     common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": "0"}

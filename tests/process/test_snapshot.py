@@ -457,6 +457,20 @@ def test_a_command_that_builds_an_environment_is_not_printed(job: Path) -> None:
     assert files and not [path for path in files if b"canary" in path.read_bytes()]
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("kill -9 $PPID", "the process that was building it was killed"),
+        ("kill -9 $$", "was killed by signal 9"),
+    ],
+)
+def test_a_process_killed_while_it_builds_an_environment_is_named(
+    job: Path, command: str, words: str
+) -> None:
+    spec_of(job, setup={"run": command})
+    assert f"{words}; all output" in distlaunch("run", "job.yaml", cwd=job, status=1).stderr
+
+
 def test_check_refuses_what_run_would_refuse(job: Path) -> None:
     spec_of(job, setup="uv")
     write(job, {".python-version": "3.12"})

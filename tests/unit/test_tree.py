@@ -473,6 +473,21 @@ def test_contents_in_no_tree_are_removed_beyond_the_limit_the_oldest_first(
         each.release()
 
 
+def test_pipes_in_the_store_are_replaced(tmp_path: Path) -> None:
+    """An agent that opened one would wait for a writer that never comes."""
+    store = filled(tmp_path / "base", hold="run")
+    other = tmp_path / "base/runs/killed.tree"
+    for path in [*(tmp_path / "base/blobs").glob("*/*"), other]:
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    digest = digest_of(manifest_text(ENTRIES))
+    assert store.read(digest) is None and not os.path.lexists(store.blob(digest))
+    assert next(filter(None, store.lay_out(ENTRIES)))  # asks for the contents
+    store.grown = True
+    store.release()
+    assert not other.exists()
+
+
 @pytest.mark.parametrize("mode", [0o770, 0o702])
 def test_a_directory_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "base").mkdir()
