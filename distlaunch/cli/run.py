@@ -18,6 +18,7 @@ from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.link import Link
 from distlaunch.launch.start import Start, in_rank, start_run
+from distlaunch.observers.run_list import index_path, is_listed
 from distlaunch.schedulers import MPI_SIZES, step_size, step_title, task_number
 from distlaunch.signals import Interrupts, Signals
 
@@ -253,6 +254,9 @@ def run_detached(spec: JobSpec, quiet: bool = False) -> int:
         status = os.waitstatus_to_exitcode(os.waitpid(controller, 0)[1])
         return status if status >= 0 else 128 - status
     print_run(run)
+    if not is_listed(run):
+        where = f"find it by its run directory, in {os.path.abspath(spec.logs.directory)}"
+        say(f"can't add {run} to the list of runs, {index_path()}; {where}")
     if in_rank():
         wait = f"`distlaunch wait {run}` in the rank waits until it has ended"
         say(f"a rank started {run}, which will be killed when that rank exits; {wait}")

@@ -105,6 +105,14 @@ def listed() -> Mapping[str, Listed]:
     return _read(*_version())[1]
 
 
+def is_listed(run: str) -> bool:
+    """Return whether a run is in the list. False if the list can't be used."""
+    try:
+        return run in listed()
+    except UsageError:
+        return False
+
+
 def index_lines() -> Sequence[Mapping[str, Any]]:
     """Return the lines of the list of all runs."""
     return _read(*_version())[0]

@@ -126,6 +126,7 @@ def _first_try(state: State, node: Node) -> bool:
 
 FENCE_MARGIN_S = 5.0
 """Seconds after the lease and the grace period until an unreachable node counts as empty."""
+_AGAIN = "; connecting to it again"
 RECONNECT_S = 0.2
 RECONNECT_MAX_S = 30.0
 
@@ -138,7 +139,7 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
             return state, ()  # the scheduler kills leftovers, too, and agents leave when their lease expires
         left_s = state.spec.limits.lease_s + state.spec.limits.stop_s
         text = f"lost before it confirmed its cleanup; its ranks exit within {span_words(left_s)}"
-        if failure.clean and not is_missing(before):
+        if not may_be_occupied(before) or (failure.clean and not is_missing(before)):
             text = "its agent exited early, but none of its ranks is left"
         return state, (ShowMessage("warning", f"{state.label(node)}: {text}"),)
     last = failure.words.splitlines()[-1:] or ["its agent exited"]
@@ -146,9 +147,18 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
     told = isinstance(before, Leaving)
     if state.phase is not Phase.CONNECTING:
         return state, (NodeLost(node, cause, told),)
-    if not state.spec.elastic:
+    if state.spec.elastic:
+        return state.with_node(node, Unusable(failure)), () if told else (ShowMessage("warning", cause.text),)
+    if not (_connects_again(state, now) and failure.may_pass):
         return state, (JobOver(cause),)
-    return state.with_node(node, Unusable(failure)), () if told else (ShowMessage("warning", cause.text),)
+    state = state.with_node(node, Retrying(1, failure)).with_timer(Timer.RETRY, now + RETRY_S, node)
+    state = state.with_timer(Timer.ANSWER, state.began_at + state.spec.limits.connect_s, node)
+    return state, () if told else (ShowMessage("warning", cause.text + _AGAIN),)
+
+
+def _connects_again(state: State, now: float) -> bool:
+    """Return whether to connect again to a node lost while others connect. Nothing has started yet."""
+    return state.spec.takes_nodes_back and now < state.began_at + state.spec.limits.connect_s
 
 
 def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
@@ -164,7 +174,11 @@ def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
     cause = cause_of_loss(state, event.node, _why_it_leaves(event, facts_of(node)), now)
     cause = cause._replace(agent_signum=None if event.orphaned else event.signum or None)
     if state.phase is Phase.CONNECTING:
-        return state, (ShowMessage("warning", cause.text) if state.spec.elastic else JobOver(cause),)
+        if state.spec.elastic:
+            return state, (ShowMessage("warning", cause.text),)
+        scheduler = state.spec.allocation and state.spec.allocation.answers  # it may be ending the job
+        waits = _connects_again(state, now) and not (scheduler and cause.agent_signum)
+        return state, (ShowMessage("warning", cause.text + _AGAIN) if waits else JobOver(cause),)
     return state, (NodeLeaving(event.node, cause),)
 
 

@@ -21,6 +21,7 @@ from tests.faults.agents import python_with
 from tests.harness import (
     PATIENCE_S,
     PRESS_S,
+    agents_of,
     children_of,
     completed,
     descendants_of,
@@ -359,6 +360,26 @@ def test_a_transport_that_cannot_be_started_again_costs_only_its_node(tmp_path: 
         wait_until(lambda: told in events.read_text(), lambda: run.stderr)
         open_gate(gate)
         assert run.wait() == 0, run.stderr
+
+
+@pytest.mark.parametrize("whose", ["agent", "guardian"])
+def test_a_node_lost_while_others_connect_is_connected_again_if_the_job_may_restart(
+    whose: str, tmp_path: Path, gate: Path
+) -> None:
+    program(tmp_path / "reach-a", 'exec "$@"')
+    program(tmp_path / "reach-b", f'read _ < {gate}; exec "$@"')
+    launcher = json.dumps({"command": [f"{tmp_path}/reach-{{host}}"]})
+    job = f"{ONE}nodes: [a, b]\nmaster_addr: 192.0.2.1\nlauncher: {launcher}\nrestarts: {{max: 1}}\n"
+    with running(write_job(tmp_path, "print('here')", job)) as run:
+        events = partial(tmp_path.glob, "runs/*/events.jsonl")
+        wait_until(lambda: any("AgentUp" in each.read_text() for each in events()), lambda: run.stderr)
+        (agent,) = agents_of(run.process.pid)
+        kill(agent if whose == "agent" else parent_of(agent))
+        run.wait_until(lambda: "; connecting to it again\n" in run.stderr, "a word about the loss")
+        open_gate(gate)
+        assert run.wait() == 0, run.stderr
+        assert re.search(r"distlaunch: a was lost: its agent('s guardian process)? was killed", run.stderr)
+        assert "ranks exit" not in run.stderr and run.stdout.count("here") == 2
 
 
 NO_SCRIPT = "/no.py: No such file or directory; a relative script is looked for in the node's workdir"

@@ -181,6 +181,15 @@ def test_a_directory_that_was_deleted_is_reported_before_there_is_a_run(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_run_that_can_not_be_listed_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/state")
+    done = distlaunch("run", "-d", str(write_job(tmp_path, "pass", ONE)), cwd=tmp_path, status=0)
+    run = done.stdout.strip()
+    words = f"can't add {run} to the list of runs, /proc/state/distlaunch/runs.jsonl; find it by its run"
+    assert done.stderr == f"distlaunch: {words} directory, in {tmp_path}/runs\n"
+    assert ran(tmp_path, "wait", f"runs/{run}").returncode == 0
+
+
 def test_ctrl_c_before_all_ranks_have_started_ends_the_run(tmp_path: Path) -> None:
     """The agent's interpreter waits for a gate that stays shut."""
     os.mkfifo(tmp_path / "shut")

@@ -19,7 +19,20 @@ from distlaunch.supervisor.state import Phase, Timer, Why
 from distlaunch.transports.failure import Kind
 from tests.unit.orders import Close, FindRoute, HoldPort, PlaceTree, Reap, StopWorkers
 from tests.unit.samples import PEER_GONE
-from tests.unit.test_supervisor import JOB, MASTER, OWN, Actions, History, exited, lost, texts, up, wanted
+from tests.unit.test_supervisor import (
+    CONNECT_S,
+    JOB,
+    MASTER,
+    OWN,
+    Actions,
+    History,
+    T,
+    exited,
+    lost,
+    texts,
+    up,
+    wanted,
+)
 
 STOP_S, FENCE_S, REJOIN_S, HEALTHY_S, BACKOFF_S = 10.0, 45.0, 300.0, 300.0, 4.0
 RESTARTS = "restarts: {max: 3, backoff: 4s}"
@@ -473,6 +486,23 @@ def test_a_spare_lost_while_other_nodes_connect_is_left_out() -> None:
     leaving.feed(up(2))
     said = leaving.feed(messages.AgentLeaving(2, signal.SIGTERM), lost(2))
     assert texts(said) == ["c was lost: its agent was stopped by signal 15 (SIGTERM)"]
+
+
+@pytest.mark.parametrize(
+    ("restarts", "after_s", "again"), [(RESTARTS, 0.0, True), (RESTARTS, CONNECT_S, False), ("", 0.0, False)]
+)
+def test_a_node_lost_while_others_connect_is_connected_again_if_the_job_may_restart_and_time_is_left(
+    restarts: str, after_s: float, again: bool
+) -> None:
+    job = Job(text_of(restarts=restarts))
+    job.feed(up(0), after=after_s)
+    said = job.feed(messages.AgentLeaving(0, signal.SIGTERM), lost(0, clean=True))
+    lines = ["a was lost: its agent was stopped by signal 15 (SIGTERM); connecting to it again"]
+    assert [line for line in texts(said, "warning") if "connecting" in line] == lines * again
+    assert (job.state.phase is Phase.CONNECTING) == again
+    assert again or job.blamed == (Exit.NODE_LOST, None, 0)
+    if again:
+        assert job.tick() == [Connect(0)] and job.state.due_at(Timer.ANSWER, 0) == T + CONNECT_S
 
 
 def test_nodes_that_leave_while_others_connect_are_missing_once_their_links_have_ended() -> None:
