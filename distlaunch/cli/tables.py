@@ -107,6 +107,8 @@ def print_port_report(report: PortReport) -> None:
             rows.append([dial.source, f"{report.host} ({dial.address})", dial.family, result])
         head, rule, *dialed = table(rows)
         lines += [head, rule, *map(_colored, dialed, (dial.ok for dial in report.dials))]
+    if report.own_address:
+        lines.append(f"{report.host} is not an address of {report.node}, but {report.own_address} is")
     lines += _pair_lines(report)
     print_text("\n".join([*lines, ""]))
 

@@ -243,6 +243,11 @@ def _port_findings(ports: PortReport, key: str) -> Iterator[Finding]:
             what = f"can't connect to {dial.address} port {ports.port}: {dial.error}"
             do = _remedy(what) if dial.family and "another service" not in what else ""
             do = do or f"set {key} to an IP address of the first node"
+            do = (
+                f"set {key} to {ports.own_address}: {ports.host} is not {ports.node}'s"
+                if ports.own_address
+                else do
+            )
             failed.setdefault((what, do), []).append(dial.source)
     for (what, do), nodes in failed.items():
         yield Finding("error", "network", what, "ranks can't join", do, tuple(nodes))

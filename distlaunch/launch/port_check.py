@@ -66,6 +66,7 @@ class PortReport(NamedTuple):
 
     `pairs` is None if there is only one machine or the port can't be used. `failures` lists the nodes without
     an agent. `here_counts` is set if failures on this machine matter. `spares` were not tested.
+    `own_address` is one of the node's addresses if `host` turned out to be none, else "".
     """
 
     node: str
@@ -79,6 +80,7 @@ class PortReport(NamedTuple):
     here_counts: bool = False
     pairs: Pairs | None = None
     spares: tuple[str, ...] = ()
+    own_address: str = ""
 
     @property
     def ok(self) -> bool:
@@ -123,8 +125,16 @@ def try_port(
         report = report._replace(dials=tuple(_dials(nodes, answers)))
         if not spec.one_machine and len(spec.nodes) > 1:
             labels = [node.label for node in spec.nodes]
-            report = report._replace(pairs=_try_pairs(agents, labels, host, token))
+            routes = agents.routes([node for node in agents.present if node < len(labels)], host)
+            own = _own_address(routes.get(0))
+            report = report._replace(pairs=_try_pairs(agents, labels, routes, own, token), own_address=own)
     return report
+
+
+def _own_address(route: messages.RouteFound | None) -> str:
+    """Return the source address of the first node's route to its own host name, if that leads elsewhere."""
+    found = route.source if route and route.source != route.address else None
+    return "" if not found or is_loopback(found) else found
 
 
 def _with_here(spec: JobSpec, host: str) -> JobSpec:
@@ -168,10 +178,15 @@ def partners(count: int) -> dict[int, list[int]]:
     return {node: [(node + step) % count for step in steps] for node in range(count)}
 
 
-def _try_pairs(agents: Agents, labels: Sequence[str], host: str, token: str) -> Pairs:
-    """Test pairs of the first nodes of `agents`, which have these `labels` and call the first node `host`."""
+def _try_pairs(
+    agents: Agents, labels: Sequence[str], routes: Mapping[int, messages.RouteFound], own: str, token: str
+) -> Pairs:
+    """Test pairs of the first nodes of `agents`, which have these `labels` and routes to the first of them.
+
+    `own` is `PortReport.own_address`.
+    """
     count = len(labels)
-    ends = _ends(agents, count, host, token)
+    ends = _ends(agents, routes, own, token)
     wanted = {
         source: [target for target in targets if target in ends]
         for source, targets in partners(count).items()
@@ -191,16 +206,17 @@ def _try_pairs(agents: Agents, labels: Sequence[str], host: str, token: str) -> 
     return Pairs(sum(len(wanted[source]) for source in answers), count * (count - 1), tuple(failed))
 
 
-def _ends(agents: Agents, count: int, host: str, token: str) -> dict[int, tuple[str, int]]:
+def _ends(
+    agents: Agents, routes: Mapping[int, messages.RouteFound], own: str, token: str
+) -> dict[int, tuple[str, int]]:
     """Make nodes listen for each other. Return the address and port of each node that can.
 
     A node's address is the source address of its route to the first node. The first node's address is the one
-    to which these routes lead.
+    to which these routes lead, or else its `own`.
     """
-    routes = agents.routes([node for node in agents.present if node < count], host)
     addresses = {node: route.source for node, route in routes.items() if node and route.source}
     if dialed := [route.address for node, route in routes.items() if node]:
-        addresses[0] = dialed[0]
+        addresses[0] = own or dialed[0]
     # Port 0: the system chooses, as for collectives; a firewall may allow only that range.
     listen = dict.fromkeys(addresses, messages.Listen(0, token))
     answers = agents.ask(listen, (messages.Listening, messages.PortRefused))

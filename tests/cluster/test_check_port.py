@@ -49,6 +49,16 @@ def test_sees_a_firewall_that_lets_in_nothing_but_the_master_port(site: Site) ->
     assert len(report["pairs"]["failed"]) == 3
 
 
+def test_says_that_the_endpoint_is_not_the_first_node(site: Site) -> None:
+    first, other = (site.bed.hosts[name].address for name in ("host1", "host2"))
+    job = str(site.job(NODES[:3], rendezvous={"endpoint": f"{other}:29514"}))
+    status, report = checked(job)
+    assert (status, report["own_address"], report["pairs"]["failed"]) == (1, first, [])
+    assert f"\n{other} is not an address of host1, but {first} is\n" in distlaunch("check-port", job).stdout
+    done = distlaunch("check", job, status=1)
+    assert f"set rendezvous.endpoint to {first}: {other} is not host1's" in " ".join(done.stdout.split())
+
+
 def test_checks_a_port_on_a_host_that_only_an_ssh_config_knows(site: Site) -> None:
     site.name("behind-an-alias", "host2")
     status, report = checked("behind-an-alias:29512", "--ssh-config", str(site.ssh_config))
