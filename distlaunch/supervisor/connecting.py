@@ -126,7 +126,7 @@ def _first_try(state: State, node: Node) -> bool:
 
 FENCE_MARGIN_S = 5.0
 """Seconds after the lease and the grace period until an unreachable node counts as empty."""
-_AGAIN = "; connecting to it again"
+_AGAIN = "; waiting for it to reconnect"
 RECONNECT_S = 0.2
 RECONNECT_MAX_S = 30.0
 

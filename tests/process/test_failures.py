@@ -375,7 +375,7 @@ def test_a_node_lost_while_others_connect_is_connected_again_if_the_job_may_rest
         wait_until(lambda: any("AgentUp" in each.read_text() for each in events()), lambda: run.stderr)
         (agent,) = agents_of(run.process.pid)
         kill(agent if whose == "agent" else parent_of(agent))
-        run.wait_until(lambda: "; connecting to it again\n" in run.stderr, "a word about the loss")
+        run.wait_until(lambda: "; waiting for it to reconnect\n" in run.stderr, "a word about the loss")
         open_gate(gate)
         assert run.wait() == 0, run.stderr
         assert re.search(r"distlaunch: a was lost: its agent('s guardian process)? was killed", run.stderr)

@@ -497,8 +497,8 @@ def test_a_node_lost_while_others_connect_is_connected_again_if_the_job_may_rest
     job = Job(text_of(restarts=restarts))
     job.feed(up(0), after=after_s)
     said = job.feed(messages.AgentLeaving(0, signal.SIGTERM), lost(0, clean=True))
-    lines = ["a was lost: its agent was stopped by signal 15 (SIGTERM); connecting to it again"]
-    assert [line for line in texts(said, "warning") if "connecting" in line] == lines * again
+    lines = ["a was lost: its agent was stopped by signal 15 (SIGTERM); waiting for it to reconnect"]
+    assert [line for line in texts(said, "warning") if "reconnect" in line] == lines * again
     assert (job.state.phase is Phase.CONNECTING) == again
     assert again or job.blamed == (Exit.NODE_LOST, None, 0)
     if again:
