@@ -44,6 +44,11 @@ def rank_list(ranks: Sequence[int], unit: str = "rank") -> str:
     return f"{unit}{'s' if len(ranks) > 1 else ''} {spans(ranks).replace(',', ', ')}"
 
 
+def stopped_words(pid: int) -> str:
+    """Return what to say of a process that a signal has suspended."""
+    return f"stopped by a signal; `kill -CONT {pid}` resumes it"
+
+
 def span_words(seconds: float) -> str:
     """Format a length of time: `90 s`, `5 min`, `1 h`."""
     for unit, name in ((3600, "h"), (60, "min")):

@@ -94,7 +94,8 @@ class Site:
             report(worker, "py-spy is not installed on its node (pip install py-spy)")
 
     def _report_dump(self, worker: Worker, text: str) -> None:
-        self._outbox.report(messages.StackDumped(self._outbox.node, worker.local_rank, text))
+        pid = procfs.suspended(procfs.family(worker.pid))
+        self._outbox.report(messages.StackDumped(self._outbox.node, worker.local_rank, text, pid))
 
 
 def _py_spy(python: str) -> str | None:

@@ -388,11 +388,15 @@ class RanksStalled(Frozen):
 
 
 class StackDumped(Frozen):
-    """The answer to `Capture` for one of its `local_ranks`: the Python stacks that py-spy printed."""
+    """The answer to `Capture` for one of its `local_ranks`: the Python stacks that py-spy printed.
+
+    `stopped` is the PID of the worker, or of a descendant, if a signal has suspended it.
+    """
 
     node: int
     local_rank: int
     text: str
+    stopped: int = 0
 
 
 class WarningReceived(Frozen):

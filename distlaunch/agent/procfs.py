@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 ESTABLISHED, SYN_SENT, LISTEN = 0x01, 0x02, 0x0A
 STATE_NAMES = {
@@ -79,6 +79,11 @@ def state(pid: int) -> str:
     """
     fields = _stat(pid)
     return fields[0].decode() if fields else ""
+
+
+def suspended(pids: Iterable[int]) -> int:
+    """Return the first process that a signal has suspended, or 0."""
+    return next((each for each in pids if state(each) == "T"), 0)
 
 
 def lineage(pid: int) -> list[int]:

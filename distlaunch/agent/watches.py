@@ -170,7 +170,7 @@ def _doing(pids: list[int], held: set[int], port: int, sockets: list[procfs.Sock
     asking = (found for found in sockets if found.remote_port == port and found.state == procfs.SYN_SENT)
     if any(found.inode in held for found in asking):
         return True, "no answer from the rendezvous"
-    halted = _stopped(pids)
+    halted = procfs.suspended(pids)
     if halted:
         return False, "stopped by a signal; `kill -CONT %d` resumes it" % halted
     if procfs.state(pids[0]) == "D":
@@ -183,11 +183,6 @@ def _doing(pids: list[int], held: set[int], port: int, sockets: list[procfs.Sock
         return True, "connection to the rendezvous refused"
     at_work = any(procfs.state(each) == "R" for each in pids)
     return False, "%s imported, %s" % (has[0], "busy" if at_work else "idle")
-
-
-def _stopped(pids: list[int]) -> int:
-    """Return the first process that a signal has suspended, or 0."""
-    return next((each for each in pids if procfs.state(each) == "T"), 0)
 
 
 def _was_refused(pids: list[int], sockets: list[procfs.Socket]) -> bool:
@@ -230,7 +225,7 @@ class StallWatch(Watch):
         """Report the stalled workers, if they differ from the last report, and schedule the next check."""
         now = time.monotonic()
         stalled = [w for w in self._running() if now - self._alive_at(w, now) >= self._stall_s]
-        halted = [(w.local_rank, _stopped(procfs.family(w.pid))) for w in stalled]
+        halted = [(w.local_rank, procfs.suspended(procfs.family(w.pid))) for w in stalled]
         stopped = tuple([each for each in halted if each[1]])
         report = RanksStalled(self._outbox.node, tuple([w.local_rank for w in stalled]), stopped)
         if report != self._reported:

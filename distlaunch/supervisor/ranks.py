@@ -29,7 +29,7 @@ from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import AttemptFailed, JobOver, Step
 from distlaunch.supervisor.nodes import Exited, RankState, Up, WorkerPhase
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
-from distlaunch.wording import counted, listed, rank_list, span_words
+from distlaunch.wording import counted, listed, rank_list, span_words, stopped_words
 
 MESSAGE_S = 15.0
 """Seconds from the start until the ranks that have not joined are listed. This time doubles with each
@@ -274,7 +274,7 @@ def stall_message_due(state: State, now: float) -> Step:
 
 def _named(state: State, worker: RankState) -> str:
     pid = worker.stopped_pid
-    why = f": stopped by a signal; `kill -CONT {pid}` resumes it" if pid else ""
+    why = f": {stopped_words(pid)}" if pid else ""
     return state.named(worker.rank, f"{f'pid {worker.pid}' if worker.pid else 'not started yet'}{why}")
 
 
@@ -291,6 +291,9 @@ def on_stack_dumped(event: StackDumped, rank: int, state: State, now: float) -> 
     if not (state.workers[rank].stalled or (state.suspect and state.workers[rank].running)):
         return state, ()  # it has resumed, or ended, in the meantime
     frames = py_spy_frames(event.text)
+    if event.stopped:
+        state = state.with_worker(rank, stack=frames, stopped_pid=event.stopped)
+        return state, (ShowMessage("info", f"{state.called(rank)} is {stopped_words(event.stopped)}"),)
     if not frames:
         return _no_stack(state, rank, py_spy_error(event.text))
     state = state.with_worker(rank, stack=frames)

@@ -1158,6 +1158,12 @@ def test_blames_the_running_rank_that_is_elsewhere_by_its_stack() -> None:
     assert wanted(job.tick()) == [Capture(1, (1,), abort=False)]
     job.feed(stack(3, *IN_RECORD))
     assert texts(job.tick(), "error") == [f"rank 3 (b) was in step (t.py:3); {WAITING}"]
+    job = History().to_running()
+    job.feed(*JOINED, *LEFT)
+    job.tick()
+    said = texts(job.feed(stack(3, *IN_RECORD)._replace(stopped=104)))
+    assert said == ["rank 3 is stopped by a signal; `kill -CONT 104` resumes it"]
+    assert texts(job.tick(), "error") == [f"rank 3 (b) was stopped by a signal; {WAITING}"]
 
 
 def test_if_nccl_timed_out_a_stack_outside_collectives_is_no_proof() -> None:
