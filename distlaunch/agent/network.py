@@ -27,8 +27,9 @@ SIOCGIFADDR = 0x8915
 def machine() -> str:
     """Return an ID of this host that doesn't depend on its name; "" = unknown.
 
-    The first report of an agent contains the ID, so two names of one host are detected. Containers count as
-    separate hosts, and so do SSH servers at different loopback addresses.
+    The first report of an agent contains the ID, so two names of one host are detected, and so is another
+    host under the name of a lost one. Containers count as separate hosts, and so do SSH servers at different
+    loopback addresses. The first words are the boot ID and the network namespace.
     """
     server = os.environ.get("SSH_CONNECTION", "").split()[2:]
     try:

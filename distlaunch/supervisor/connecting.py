@@ -35,6 +35,7 @@ from distlaunch.supervisor.nodes import (
     is_expected,
     is_missing,
     is_usable,
+    machine_of,
     may_be_occupied,
     unfit_words,
 )
@@ -169,7 +170,7 @@ def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
     if not isinstance(node, Up | Reaping):
         return state, ()
     tries = node.tries if isinstance(node, Reaping) else 1
-    leaving = Leaving(may_be_occupied(node), tries, returned=isinstance(node, Reaping))
+    leaving = Leaving(may_be_occupied(node), tries, isinstance(node, Reaping), machine_of(node))
     state = state.with_node(event.node, leaving)
     cause = cause_of_loss(state, event.node, _why_it_leaves(event, facts_of(node)), now)
     cause = cause._replace(agent_signum=None if event.orphaned else event.signum or None)
@@ -226,7 +227,7 @@ def cause_of_loss(state: State, node: int, why: str, now: float) -> Cause:
 def lost(state: State, node: int, before: Linked, failure: LinkFailure, now: float) -> State:
     """Return `state` after the end of an agent: its workers are lost, and its node is fenced unless clean."""
     clean = failure.clean and not is_missing(before)  # a later agent vouches only for its own workers
-    away = Away(occupied=may_be_occupied(before) and not clean)
+    away = Away(occupied=may_be_occupied(before) and not clean, machine=machine_of(before))
     tries = before.tries if isinstance(before, Reaping | Leaving) else 1
     part = state.plan.part_of(node) if state.plan else None
     for rank in part.ranks if part else ():
@@ -301,7 +302,7 @@ def _admit(state: State, node: int, up: Up, tries: int, new: bool, now: float) -
 
     `NodeBack` follows unless the job is still connecting its first nodes.
     """
-    new |= state.replaces_host(node)
+    new |= state.agent_host(node) != state.label(node)
     state = state.with_arrived_host(node).with_node(node, up)
     if state.phase is Phase.STOPPING:
         return state, ()

@@ -43,12 +43,13 @@ class Away(Frozen):
     """A node that the job continues without. It is `occupied` while workers may still run there.
 
     `unfit` is the reason why the node could not take part when it was last connected. `new` is set if it has
-    never been connected.
+    never been connected. `machine` identifies the host of its last workers, as in `Facts`.
     """
 
     occupied: bool = False
     unfit: str = ""
     new: bool = False
+    machine: str = ""
 
 
 class Code(Frozen):
@@ -128,12 +129,13 @@ class Reaping(Frozen):
 class Leaving(Frozen):
     """A node whose agent was stopped from outside, so its link will end.
 
-    `returned` is set if the node was Reaping before.
+    `returned` is set if the node was Reaping before. `machine` is as in `Away`.
     """
 
     occupied: bool
     tries: int = 1
     returned: bool = False
+    machine: str = ""
 
 
 class End(Enum):
@@ -220,6 +222,14 @@ def unfit_words(node: Node) -> str:
 def facts_of(node: Node) -> Facts:
     """Return the facts that the agent of a node has reported."""
     return node.facts if isinstance(node, Up | Reaping) else Facts("")
+
+
+def machine_of(node: Node) -> str:
+    """Return the ID of the host of a node's last workers; "" = unknown."""
+    if isinstance(node, Leaving):
+        return node.machine
+    away = away_of(node)
+    return away.machine if away else facts_of(node).machine
 
 
 def route_of(node: Node) -> Route | None:

@@ -22,7 +22,6 @@ from distlaunch.supervisor.events import (
 from distlaunch.supervisor.nodes import (
     Leaving,
     Linked,
-    Reaping,
     emptied,
     is_usable,
     may_be_occupied,
@@ -291,8 +290,7 @@ def _waiting(state: State, found: int, now: float) -> Step:
 def fence_due(state: State, node: int, now: float) -> Step:
     """Treat a lost node as empty: its workers must have ended by now. Another host may take its place."""
     this = state.nodes[node]
-    waited = isinstance(this, Reaping) and state.replaces_host(node)
-    reap = (Send(node, Reap(state.run_id)),) if waited else ()
+    reap = (Send(node, Reap(state.run_id)),) if state.replaces_host(node) else ()
     return state.with_node(node, emptied(this)), reap
 
 

@@ -11,7 +11,7 @@ from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S, FailureKind, JobSpec
 from distlaunch.plan.placement import LaunchPlan
 from distlaunch.supervisor.actions import ShowMessage
-from distlaunch.supervisor.nodes import Node, Nodes, RankStates, Up, is_missing
+from distlaunch.supervisor.nodes import Node, Nodes, RankStates, Reaping, Up, is_missing
 from distlaunch.transports.transport import Joined
 from distlaunch.wording import exit_words
 
@@ -293,8 +293,16 @@ class State(Frozen):
         return self.arrived[node].host if node in self.arrived else self.label(node)
 
     def replaces_host(self, node: int) -> bool:
-        """Return whether the launcher that has joined as a node is on another host than the node was."""
-        return self.agent_host(node) != self.label(node)
+        """Return whether the agent that has returned as a node is on another host than the last one was.
+
+        Hosts may share a name: a pod or a virtual machine often has that of the one that it replaces.
+        """
+        this = self.nodes[node]
+        if not isinstance(this, Reaping):
+            return False
+        # Boot ID and network namespace, within which `agent.sweep.claim` finds another agent of the run
+        before, now = (machine.split()[:2] for machine in (this.away.machine, this.facts.machine))
+        return before != now if before and now else self.agent_host(node) != self.label(node)
 
     def with_arrived_host(self, node: int) -> "State":
         """Return this state with the node on the host whose launcher has joined as that node."""

@@ -218,11 +218,11 @@ class Site:
 
     # What runs on the hosts
 
-    def sshd(self, host: str, *settings: str, over: Over = None) -> int:
+    def sshd(self, host: str, *settings: str, over: Over = None, inside: Sequence[str] = ()) -> int:
         """Start another sshd on a host; its port.
 
         `settings` win over those of the host's own; each directory or file in `over` is hidden behind its
-        value, for this sshd and its sessions only.
+        value, for this sshd and its sessions only. `inside` is the command that runs it.
         """
         port = next(self._ports)
         config = self.directory / f"sshd_config.{port}"
@@ -233,7 +233,7 @@ class Site:
         rest = [line for line in own if line.split()[0] not in {each.split()[0] for each in wanted}]
         config.write_text("\n".join([*wanted, *rest]) + "\n")
         argv = [str(find("sshd")), "-D", "-e", "-f", str(config)]
-        self._start(host, hiding_argv(over, argv), "Server listening")
+        self._start(host, [*inside, *hiding_argv(over, argv)], "Server listening")
         return port
 
     def login(self, home: Path, shell: str) -> dict[Path, Path]:

@@ -253,3 +253,25 @@ def test_a_restart_waits_until_a_cut_off_node_is_fenced(site: Site, pace: Pace, 
         new_at = min(event["time"] for event in run.events("WorkerStarted")[2:])
         figures("new start after the last old end", new_at - gone_at)
         assert new_at > gone_at
+
+
+@pytest.mark.long
+@pytest.mark.once
+@pytest.mark.fault(51, "a partition, after which the host's name leads to another host", promise="6")
+def test_another_host_of_the_name_of_one_that_is_cut_off_waits_for_its_end(
+    site: Site, pace: Pace, figures: Figures
+) -> None:
+    config = site.ssh_config.read_text()
+    port = site.sshd("host3", inside=["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"])
+    nodes = ["host1", site.name("moves", "host2")]
+    with started_run(there(site, nodes, STUBBORN, pace, restarts={"max": 1}), 2) as (run, started):
+        site.cut("host2")
+        site.ssh_config.write_text(config)
+        site.name("moves", "host3", port)
+        run.wait_for("restart 1 of 1")
+        wait_gone([started[1]], PATIENCE_S)
+        gone_at = time.time()
+        starts(run, 1, 2, within_s=pace.fence_s + PATIENCE_S)
+        figures("processes of the old attempt that the new one saw", earlier_seen(run, 1), 0, unit="")
+        interrupted(run)
+        assert min(event["time"] for event in run.events("WorkerStarted")[2:]) > gone_at

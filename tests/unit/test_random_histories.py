@@ -211,15 +211,16 @@ class World:
             if self.state.spec.container:
                 self._tell(agent, events.ImagePulled(node, over=False))
                 self._tell(agent, events.ImagePulled(node, over=True), min(delay_s, PULL_S))
-            self._tell(agent, events.AgentUp(node, Facts("python3", 0), "host"), delay_s)
+            self._tell(agent, events.AgentUp(node, Facts("python3", 0, machine=agent.host), "host"), delay_s)
             agent.up_at = self.now + delay_s
 
     def _arrive(self, node: int) -> None:
         """Somebody has started a launcher there, or on another host in its place."""
         self._at_the_door.add(node)
         self._hosts[node] = f"host {self._delay():g}"
+        name = f"name {self._delay():.0f}"  # others may have it, too
         if not self.finished:
-            self._feed(events.NodeArrived(node, self._hosts[node], here=False))
+            self._feed(events.NodeArrived(node, name, here=False))
 
     def _command(self, agent: Agent, action: Any) -> None:
         node, delay_s = agent.node, self._delay() + max(0.0, agent.up_at - self.now)

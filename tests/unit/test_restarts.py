@@ -10,10 +10,11 @@ import pytest
 from distlaunch.agent import messages
 from distlaunch.errors import Exit
 from distlaunch.job.spec import Allocation
+from distlaunch.plan.placement import Facts
 from distlaunch.runs.why import awaited
 from distlaunch.supervisor.actions import Connect, Drop, Finish, GiveUp, StartWorkers
 from distlaunch.supervisor.allocation_end import is_to_go_on
-from distlaunch.supervisor.events import Event, LinkEnded, NodeArrived
+from distlaunch.supervisor.events import AgentUp, Event, LinkEnded, NodeArrived
 from distlaunch.supervisor.nodes import Lost, Unusable, Up, may_be_occupied, phase_word, unfit_words
 from distlaunch.supervisor.state import Phase, Timer, Why
 from distlaunch.transports.failure import Kind
@@ -558,6 +559,27 @@ def test_a_node_that_returns_and_is_reaped_needs_no_fence_any_more() -> None:
     assert wanted(job.feed(messages.Reaped(1, 2)))[0] == HoldPort(0, None)
     assert job.now < lost_at + 2.0
     assert job.state.due_at(Timer.FENCE, 1) is None
+
+
+@pytest.mark.parametrize(("machine", "waits"), [("A", False), ("B", True), ("", False)])
+def test_a_launcher_on_another_host_of_the_same_name_waits_until_nothing_is_left_on_the_lost_one(
+    machine: str, waits: bool
+) -> None:
+    def launched(machine: str) -> AgentUp:
+        return up(1)._replace(facts=Facts("/usr/bin/python3", 0, machine=machine))
+
+    job = Job()
+    job.silent.add(1)
+    job.obey(job.feed(up(0), launched("A")))
+    job.obey(job.feed(messages.RouteFound(1, MASTER, MASTER, "eth0")))
+    job.feed(*(messages.WorkerStarted(1, each, 100 + each) for each in (0, 1)))
+    assert job.state.phase is Phase.RUNNING
+    lost_at = job.now
+    job.feed(lost(1), messages.Swept(0, 0, 0), NodeArrived(1, "b", here=False))
+    assert job.tick() == [Connect(1)]
+    assert job.feed(launched(machine)) == ([] if waits else [Reap(1)])
+    while waits and job.tick() != [Reap(1)]:
+        assert job.now < lost_at + FENCE_S
 
 
 def test_another_host_takes_the_place_and_the_name_once_nothing_is_left_on_the_lost_one() -> None:
