@@ -365,7 +365,8 @@ def _needs_stdin(what: str, needed: str) -> Callable[[Ending], str]:
 
 def _no_package(ending: Ending) -> str:
     python = f"the workers' Python ({ending.python})" if ending.python else "the program's Python"
-    return f"{python} lacks a package: install it there, or use another Python"
+    own = "your own modules must be in the workdir (sync.include adds files that git ignores)"
+    return f"{python} lacks a package: install it there, or use another Python; {own}"
 
 
 def _data_loader(ending: Ending) -> str:

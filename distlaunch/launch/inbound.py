@@ -25,6 +25,7 @@ from distlaunch.supervisor import events
 from distlaunch.transports.gathering import Arrival, Gathering
 from distlaunch.transports.handshake import NodeGone, Streams
 from distlaunch.transports.transport import Joined
+from distlaunch.wording import listed
 
 HELLO_S = 5.0
 """Seconds that a connection has to identify itself."""
@@ -296,8 +297,18 @@ class InboundListener:
     def attach(self, on_arrival: Callable[[events.NodeArrived], object]) -> None:
         """Call `on_arrival` whenever a launcher joins as a missing node."""
         self._on_arrival = on_arrival
-        full = "the run has all the nodes it needs"
-        self.admits = lambda arrival: arrival.lacks or (full if self._place_for(arrival) is None else "")
+        self.admits = lambda arrival: arrival.lacks or self._no_place(arrival)
+
+    def _no_place(self, arrival: Arrival) -> str:
+        """Return why a launcher can't become a missing node; "" if it can."""
+        if self._place_for(arrival) is not None:
+            return ""
+        if free := sorted(self._expected - {*self._seated}):
+            numbers = listed(list(map(str, free)))
+            return (
+                f"its node rank, {arrival.node_rank}, is in use; the run is waiting for node rank {numbers}"
+            )
+        return "the run has all the nodes it needs"
 
     def _place_for(self, arrival: Arrival) -> int | None:
         """Return the missing node that a launcher can become; None = there is none.

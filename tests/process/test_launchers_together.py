@@ -282,7 +282,7 @@ def test_only_a_launcher_of_the_missing_node_joins_a_run_that_lost_it(tmp_path: 
         third.process.kill()
         first.wait_for("was lost: its launcher")
         if meets == "static":
-            full = "the run has all the nodes it needs"
+            full = "its node rank, 1, is in use; the run is waiting for node rank 2"
             other = stack.enter_context(start(node=1))
             assert (other.wait(), full in other.stderr) == (Exit.USAGE, True)
             first.wait_for(full)
