@@ -565,7 +565,8 @@ def _headline(run: Run) -> str:
     known = status.state.over and status.state is not RunState.LOST
     took = f" after {counted(round(max(0, status.since - status.began)), 'second')}" if known else ""
     ended = f" with exit status {status.exit_status}" if status.exit_status else ""
-    return f"{run.id}: {status.state.value}{ended}{took}"
+    lost = f"; output was lost: {status.trouble}" if status.trouble else ""
+    return f"{run.id}: {status.state.value}{ended}{took}{lost}"
 
 
 def clock(at: float) -> str:

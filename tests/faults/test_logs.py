@@ -94,6 +94,8 @@ def test_counts_what_a_full_disk_loses(tmp_path: Path, figures: Figures, limit: 
             assert json.loads(summary.read_text())["exit_status"] == 0
             (listed,) = json.loads(distlaunch("ps", "-a", str(run.directory), "--json").stdout)
             assert listed["trouble"] == "No space left on device"
+            why = distlaunch("why", str(run.run_directory())).stdout
+            assert "; output was lost: No space left on device\n" in why
             streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
             said = distlaunch("logs", str(run.run_directory()), **streams).stderr
             assert "bytes could not be written to" in said
