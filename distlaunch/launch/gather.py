@@ -5,12 +5,14 @@ connect to the controller and act as its agents (`distlaunch.launch.joined_agent
 """
 
 import errno
+import hashlib
 import os
 import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from distlaunch.agent import network, procfs
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, Exit, reason
 from distlaunch.here import runs_ranks
@@ -55,22 +57,72 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
         if here and serves is None and (seat := launcher.seated_late()):
             return seat  # in a running job; its rank 0 might not be using the endpoint's port
         serves = here or serves or False
-    if serves:
-        make_room_for_many(gathering.arrival.nodes[1])
-        listener = InboundListener(gathering, prover, say)
+    if not serves:
+        return launcher.seated()
+    make_room_for_many(gathering.arrival.nodes[1])
+    entry = _Entry(gathering, InboundListener(gathering, prover, say), spec.rendezvous.id or "")
+    if seat := launcher.seated_unless(entry.opened):
+        return seat
+    try:
+        return _Controller(spec, gathering, entry.listener, interrupts, say).gathered(entry.port)
+    except BaseException:
+        entry.listener.close()
+        raise
+
+
+class _Entry:
+    """The endpoint, for a launcher that may be the controller. `run_id` is the job's TORCHELASTIC_RUN_ID."""
+
+    def __init__(self, gathering: Gathering, listener: InboundListener, run_id: str) -> None:
+        self._gathering, self.listener, self._run_id = gathering, listener, run_id
+        self.port = 0
+
+    def opened(self) -> str | None:
+        """Listen at the endpoint, and return None. Raises `JoinError` if that is impossible.
+
+        If the port is still in use by this job's own ranks, whose launcher was killed, return which; if
+        another launcher may be the controller, "".
+        """
+        claimed = self._claimed()
+        if not (claimed or self._gathering.serves):
+            return ""
         try:
-            port = listener.open(gathering.ports)
+            self.port = self.listener.open(self._gathering.ports)
         except OSError as error:
-            if gathering.serves or error.errno != errno.EADDRINUSE:
-                text = f"can't listen at {gathering.label} for the other nodes: {reason(error)}"
-                raise JoinError(f"{text}; {gathering.taken}", Exit.PORT_TAKEN) from None
-        else:
-            try:
-                return _Controller(spec, gathering, listener, interrupts, say).gathered(port)
-            except BaseException:
-                listener.close()
-                raise
-    return launcher.seated()
+            taken = error.errno == errno.EADDRINUSE
+            if taken and claimed and (left := self._rank_left()):
+                return f"process {left} uses the port, a rank of a launcher of this job that was killed"
+            if taken and not self._gathering.serves:
+                return ""
+            text = f"can't listen at {self._gathering.label} for the other nodes: {reason(error)}"
+            raise JoinError(f"{text}; {self._gathering.taken}", Exit.PORT_TAKEN) from None
+        return None
+
+    def _claimed(self) -> bool:
+        """Claim the endpoint. Return whether no other launcher of this job on this host controls it.
+
+        While ranks start, nothing listens there. The listener keeps the claim until this process exits: a
+        socket with a name in the kernel's abstract namespace (unix(7)).
+        """
+        if self.listener.claim:
+            return True
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        name = f"{os.geteuid()} {self._gathering.label} {self._gathering.arrival.job}"
+        try:
+            claim.bind(f"\0distlaunch-{hashlib.sha256(name.encode()).hexdigest()}")
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                claim.close()
+                return False
+        self.listener.claim = claim
+        return True
+
+    def _rank_left(self) -> int | None:
+        """Return the PID of a rank of this job that listens on the endpoint's port, or None."""
+        wanted = f"TORCHELASTIC_RUN_ID={self._run_id}".encode()
+        pids = [owner["pid"] for owner in network.owners(self._gathering.ports[0]) if owner["pid"]]
+        own = (pid for pid in pids if wanted in procfs.environment(pid).split(b"\0"))
+        return next(own, None)
 
 
 def is_here(host: str) -> bool:

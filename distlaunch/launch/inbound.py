@@ -112,6 +112,8 @@ class InboundListener:
         self._hosts: dict[int, str] = {}  # of the latest launchers, by node
         self._expected: set[int] = set()  # missing nodes
         self._second_ports: Sequence[int] = ()
+        self.claim: socket.socket | None = None
+        """The claim of the endpoint; see `gather`."""
         self._held: list[socket.socket] = []
         """Duplicate sockets that stay open until this process exits, so that launchers detect its exit."""
         self._on_arrival: Callable[[events.NodeArrived], object] = lambda event: None

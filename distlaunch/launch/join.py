@@ -285,20 +285,33 @@ class Launcher:
 
     def seated(self) -> Seat:
         """Return the place in the run once all nodes have joined. Raises `JoinError`."""
-        wait, pause_s = Wait(self._gathering.wait_s), RETRY_S
-        while True:
-            for host, port in self._places():
+        seat = self.seated_unless(lambda: "")
+        assert seat
+        return seat
+
+    def seated_unless(self, opened: Callable[[], str | None]) -> Seat | None:
+        """Return the place in the run, or None once `opened` returns None: this launcher is the controller.
+
+        `opened` returns why this launcher can't be the controller yet, or "" if another one may be it.
+        """
+        wait, pause_s, place = Wait(self._gathering.wait_s), RETRY_S, self._gathering.label
+        while (busy := opened()) is not None:
+            for host, port in () if busy else self._places():
                 if seat := self._try(host, port):
                     return seat
-            place = self._gathering.label
             if wait.over:
-                text = f"can't reach the controller at {place}: {self._why}{self._advice}"
-                raise JoinError(f"gave up after {wait.limit_s:g} s: {text}", Exit.UNREACHABLE)
+                what = f"can't reach the controller at {place}: {self._why}{self._advice}"
+                what = f"can't listen at {place}: {busy}" if busy else what
+                status = Exit.PORT_TAKEN if busy else Exit.UNREACHABLE
+                raise JoinError(f"gave up after {wait.limit_s:g} s: {what}", status)
             if wait.is_worth_telling():
                 who = "node 0 at" if self._gathering.ordered else "the node with the address"
-                self._say(f"waiting for {who} {place}: {self._why}")
+                self._say(
+                    f"waiting for {place}: {busy}" if busy else f"waiting for {who} {place}: {self._why}"
+                )
             pause(self._interrupts, self._say, pause_s)
             pause_s = min(pause_s * 1.5, RETRY_MOST_S)
+        return None
 
     def seated_late(self) -> Seat | None:
         """Return the place in a started run that lacks a node, or None if there is no such run."""

@@ -281,6 +281,18 @@ def test_a_launcher_too_many_does_not_disturb_a_job_that_trains(tmp_path: Path, 
         all_ended_well([first, second], last="sum 2\n")
 
 
+def test_a_launcher_too_many_does_not_begin_a_second_job_while_nothing_listens(
+    place: Path, port: int
+) -> None:
+    start = partial(launcher, place, port, meets="c10d")
+    with start() as first, start() as second:
+        workers([first, second])
+        with start() as third:
+            third.wait_for(f"waiting for the node with the address localhost:{port}: Connection refused")
+        second.process.terminate()
+        assert statuses([first, second]) == [143, 143], told([first, second])
+
+
 # Strangers at the controller's listener
 
 HELLO = {**Arrival("--rdzv-id 7", "gpu-b", (3, 3), 1)._asdict(), "nonce": "1"}

@@ -14,7 +14,16 @@ import pytest
 
 from distlaunch.errors import Exit
 from tests.faults.disks import small_disk
-from tests.harness import PATIENCE_S, PRESS_S, all_ended_well, children_of, completed, held, wait_gone
+from tests.harness import (
+    PATIENCE_S,
+    PRESS_S,
+    all_ended_well,
+    children_of,
+    completed,
+    held,
+    open_gate,
+    wait_gone,
+)
 from tests.process.commands import SLEEPER, adds, sleeper
 from tests.process.launchers import LOST, launcher, launchers, statuses, told, workers
 from tests.process.torchruns import BOTH, MAY_DIFFER, NEEDS_TORCH, OURS, TELL, free_port, script
@@ -252,6 +261,35 @@ def test_killed_launchers_can_be_started_again_at_once(place: Path) -> None:
             workers([first, second])
             for run in (first, second):
                 run.process.kill()
+
+
+STORES = sleeper("""
+    import os, signal, socket, sys
+    if os.environ["RANK"] == "0":
+        store = socket.create_server(("", int(os.environ["MASTER_PORT"])))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(open("gate").read()))
+""")
+
+
+@pytest.mark.parametrize("meets", ["static", "c10d"])
+def test_launchers_that_are_started_again_wait_until_the_last_rank_0_has_left_the_port(
+    tmp_path: Path, gate: Path, meets: str
+) -> None:
+    """It may be saving a checkpoint."""
+    script(tmp_path, STORES)
+    start = partial(launcher, tmp_path, free_port(), meets=meets)
+    with start() as first, start(node=1) as second:
+        workers([first, second])
+        for run in (first, second):
+            run.process.kill()
+        with start() as again:
+            again.wait_for("uses the port, a rank of a launcher of this job that was killed")
+            open_gate(gate)
+            with start(node=1) as other:
+                workers([again, other])
+                other.process.terminate()
+                open_gate(gate)
+                assert statuses([again, other]) == [143, 143], told([again, other])
 
 
 # Restarts
