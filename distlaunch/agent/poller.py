@@ -14,6 +14,8 @@ F_SETPIPE_SZ = 1031
 """The number of this fcntl command on Linux. Only Python 3.10 and later define it."""
 SIZE = 1 << 20
 """Capacity in bytes of a link's pipes, if it has any."""
+STEP_S = 1.0
+"""Maximum seconds of a suspension that go unnoticed."""
 KEPT = 8 << 20
 """Bytes of freed memory to keep. Far more than a block of output, but below glibc's maximum of 32 MiB."""
 
@@ -24,7 +26,7 @@ class Poller:
     def __init__(self) -> None:
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[], object]] = {}
-        self._deadlines: dict[str, tuple[float, Callable[[], object]]] = {}
+        self._deadlines: dict[str, tuple[float, Callable[[], object], bool]] = {}
 
     def watch(self, fd: int, handler: Callable[[], object], events: int = select.POLLIN) -> None:
         """Call `handler` whenever `fd` is ready for `events`, or has hung up."""
@@ -46,15 +48,18 @@ class Poller:
             signal.signal(signum, lambda *_: None)
         self.watch(read, lambda: handler(os.read(read, 4096)))
 
-    def after(self, delay_s: float, name: str, handler: Callable[[], object]) -> None:
-        """Call `handler` once, after `delay_s` seconds. This replaces a deadline with the same name."""
-        self._deadlines[name] = (time.monotonic() + delay_s, handler)
+    def after(self, delay_s: float, name: str, handler: Callable[[], object], awake: bool = False) -> None:
+        """Call `handler` once, after `delay_s` seconds. This replaces a deadline with the same name.
 
-    def within(self, delay_s: float, name: str, handler: Callable[[], object]) -> None:
+        With `awake`, time in which this process is suspended doesn't count, except for up to STEP_S seconds.
+        """
+        self._deadlines[name] = (time.monotonic() + delay_s, handler, awake)
+
+    def within(self, delay_s: float, name: str, handler: Callable[[], object], awake: bool = False) -> None:
         """Call `handler` after `delay_s` seconds, unless the name already has an earlier deadline."""
         known = self._deadlines.get(name)
         if known is None or known[0] > time.monotonic() + delay_s:
-            self.after(delay_s, name, handler)
+            self.after(delay_s, name, handler, awake)
 
     def cancel(self, name: str) -> None:
         """Cancel the deadline `name`, if it is set."""
@@ -62,21 +67,28 @@ class Poller:
 
     def turn(self) -> None:
         """Wait for the next event or deadline, and handle everything that is due."""
-        for fd, _ in self._poll.poll(self._wait_ms()):
-            handler = self._handlers.get(fd)  # an earlier handler of this turn may have closed it
-            if handler:
-                handler()
+        began, wait_s = time.monotonic(), self._wait_s()
+        ready = self._poll.poll(None if wait_s is None else wait_s * 1000 + 1)
+        late_s = time.monotonic() - began - (wait_s or 0.0)
+        if wait_s is not None and late_s > STEP_S:  # this process was suspended
+            for name, (when, handler, awake) in self._deadlines.items():
+                self._deadlines[name] = (when + late_s * awake, handler, awake)
+        for fd, _ in ready:
+            react = self._handlers.get(fd)  # an earlier handler of this turn may have closed it
+            if react:
+                react()
         now = time.monotonic()
-        for name, (when, handler) in list(self._deadlines.items()):
+        for name, (when, handler, _) in list(self._deadlines.items()):
             if when <= now and name in self._deadlines:
                 del self._deadlines[name]
                 handler()
 
-    def _wait_ms(self) -> float | None:
+    def _wait_s(self) -> float | None:
         if not self._deadlines:
             return None
-        first = min(when for when, _ in self._deadlines.values())
-        return max(0.0, first - time.monotonic()) * 1000 + 1
+        first = min(when for when, _, _ in self._deadlines.values())
+        wait_s = max(0.0, first - time.monotonic())
+        return min(wait_s, STEP_S) if any(awake for _, _, awake in self._deadlines.values()) else wait_s
 
 
 def keep_memory() -> None:

@@ -201,7 +201,7 @@ def start_child(
     pid = forked(become, (pipe, write))
     deadline = "child %d" % pid
     poller.watch(pipe, receive)
-    poller.after(limit_s, deadline, lambda: end(late=True))
+    poller.after(limit_s, deadline, lambda: end(late=True), awake=True)
     return pid
 
 

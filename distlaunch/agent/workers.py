@@ -269,7 +269,7 @@ class Workers:
         elif grace_s <= 0 or not self._live():
             self.sweep()
         else:
-            self._poller.within(grace_s, "grace", self.sweep)
+            self._poller.within(grace_s, "grace", self.sweep, awake=True)  # the workers may be suspended, too
             if not self._stopping:
                 self._stopping = True
                 for worker in self._workers:
@@ -288,7 +288,7 @@ class Workers:
             gentle = not self._failed and not self._live()  # no worker failed, so give helpers time
             self._sweep = sweep.Sweep([worker.pid for worker in self._workers], gentle)
             self._poller.after(self._sweep.settling_s, "settled", self.children_changed)
-            self._poller.after(STUCK_S, "stuck", self._report_stuck)
+            self._poller.after(STUCK_S, "stuck", self._report_stuck, awake=True)
         self.children_changed()
 
     def _finish(self) -> None:

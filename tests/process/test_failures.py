@@ -511,6 +511,31 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on(tmp_path: Path, gate: Path) 
         assert run.wait() == 0, run.stderr
 
 
+def test_a_job_that_is_suspended_while_it_stops_has_its_grace_period_afterwards(tmp_path: Path) -> None:
+    worker = sleeper("""
+        import signal, sys, time
+        def save(*_):
+            print("asked", flush=True)
+            for _ in range(10):  # a suspension ends one of them
+                time.sleep(0.1)
+            print("saved", flush=True)
+            sys.exit()
+        signal.signal(signal.SIGTERM, save)
+    """)
+    with running(write_job(tmp_path, worker, ONE + "timeouts: {stop: 3s}")) as run:
+        run.wait_ready(1)
+        run.process.terminate()
+        run.wait_for("asked")
+        family = [run.process.pid, *descendants_of(run.process.pid)]
+        for pid in family:
+            kill(pid, signal.SIGSTOP)
+        time.sleep(4.0)  # the fault itself
+        for pid in family:
+            kill(pid, signal.SIGCONT)
+        assert run.wait() == 143, run.stderr
+        assert "saved" in run.stdout
+
+
 def test_processes_of_a_worker_end_with_it_unless_they_are_handed_over(tmp_path: Path) -> None:
     """The helper opens the named pipe, and keeps it open until it dies."""
     worker = """
