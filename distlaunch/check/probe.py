@@ -197,8 +197,9 @@ def software(asked: Facts) -> Facts:
         facts["nccl"] = nccl_of(directory)
     driver = re.search(r"Module\s+([\d.]+)", text_of("/proc/driver/nvidia/version"))
     facts["driver"] = driver.group(1) if driver else None
-    if script.endswith(".py") and os.access(script, os.R_OK):
-        facts["missing"] = [name for name in imported(script) if importlib.util.find_spec(name) is None]
+    names = imported(script) if script.endswith(".py") and os.access(script, os.R_OK) else asked["imports"]
+    if names:
+        facts["missing"] = [name for name in names if importlib.util.find_spec(name) is None]
     return facts
 
 

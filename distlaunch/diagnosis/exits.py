@@ -444,5 +444,5 @@ _BY_WORDS: Sequence[tuple[str, str | Callable[[Ending], str]]] = (
         r"[Nn]o space left on device",
         "a disk is full: check where the script writes, TMPDIR, and /dev/shm",
     ),
-    (r"ModuleNotFoundError|ImportError", _no_package),
+    (r"ModuleNotFoundError", _no_package),
 )

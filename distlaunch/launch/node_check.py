@@ -8,15 +8,16 @@ import subprocess
 import time
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.resources import files
 from typing import Any
 
 from distlaunch.agent import messages
 from distlaunch.agent.needs import free_bytes
 from distlaunch.check.findings import MIB, PROBED, Finding, NodeReport, Report, report
-from distlaunch.check.probe import digest
+from distlaunch.check.probe import digest, imported
 from distlaunch.errors import JobError
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import JobSpec, Program
 from distlaunch.launch.addresses import answers, ask_addresses
 from distlaunch.launch.agents import Agents, Ended, start_of
 from distlaunch.launch.port_check import PortReport, folded, try_port
@@ -165,6 +166,7 @@ def _start(
         "setup": spec.setup is not None,
         "script": word if there and program.kind == "script" and program.placed else None,
         "module": word if there and program.kind == "module" else None,
+        "imports": [] if there or spec.setup or program.kind != "script" else _imports(program),
         "skip": spec.unchecked,
     }
     packed = base64.b64encode(zlib.compress(json.dumps(request).encode())).decode()
@@ -177,6 +179,15 @@ def _start(
         defaults={},
     )
     return start_of(spec, {}, worker)
+
+
+def _imports(program: Program) -> list[str]:
+    """Return the packages that a script imports, without modules beside it, which `run` copies with it."""
+    path = os.path.join(program.workdir, program.words[0])
+    with suppress(OSError, SyntaxError, ValueError):  # `run` reports it, or it is no Python script
+        beside = {name.partition(".")[0] for name in os.listdir(os.path.dirname(path))}
+        return [name for name in imported(path) if name not in beside] if path.endswith(".py") else []
+    return []
 
 
 def _answer(ended: Ended, python: str, began: float) -> dict[str, Any]:

@@ -31,8 +31,10 @@ NUDGE = b"\n"
 
 # Contains no single quote, `!` or newline, since the script is single-quoted in sh, csh and fish.
 # The marker is printed in two halves so that a shell that echoes the command can't fake it.
+# The alarm, which the loader cancels, ends the process if the connection is lost meanwhile.
 _PYTHON = (
-    "import sys,zlib;v=sys.version_info;v<(3,8) and sys.exit(sys.argv[1]+chr(32)+sys.version);"
+    "import signal,sys,zlib;signal.alarm(600);v=sys.version_info;"
+    "v<(3,8) and sys.exit(sys.argv[1]+chr(32)+sys.version);"
     "r=sys.stdin.buffer.read;exec(zlib.decompress(r(int(r(8)))))"
 )
 SCRIPT = (
@@ -46,7 +48,7 @@ SCRIPT = (
 )
 
 _LOADER = """
-import marshal, os, zlib
+import marshal, os, signal, zlib
 from _frozen_importlib_external import MAGIC_NUMBER
 def block(): return r(int(r(8)))
 magic, code, source = block(), block(), block()
@@ -55,6 +57,7 @@ codes = marshal.loads(zlib.decompress(code)) if same else eval(zlib.decompress(s
 exec(marshal.loads(codes[SHIPPED]) if same else codes[SHIPPED])
 install(codes, PACKAGES)
 os.environb.update(HIDDEN)
+signal.alarm(0)
 from distlaunch.agent.guardian import main
 main(NONCE, PLACE)
 """

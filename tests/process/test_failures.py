@@ -395,7 +395,7 @@ MISNAMED = "hint: check the module's name: Python looks for it in the workdir an
         ("module: plain.py", 1, "hint: write the module without .py: `module: plain`; for a file, use"),
         ("module: pkg.trian", 1, MISNAMED),
         ("module: pgk.train", 1, MISNAMED),
-        ("command: [sh, -c, 'echo ImportError >&2; exit 1']", 1, "hint: the program's Python lacks"),
+        ("command: [sh, -c, 'echo ModuleNotFoundError >&2; exit 1']", 1, "hint: the program's Python lacks"),
         ("module: pkg", 1, "hint: specify a module in that package, or add a __main__.py, which"),
     ],
 )
