@@ -412,8 +412,10 @@ def afar(known: Collection[str]) -> Iterator[Run]:
 def _going(runs: Mapping[str, str]) -> list[Run]:
     """Return the active runs, the latest first."""
     over = {run for run, entry in listed().items() if entry.over}
-    found = [run for name, path in runs.items() if name not in over and (run := run_in(path))]
-    going = [run for run in found if not run.status.state.over]
+    seen = {name: run_in(path) for name, path in runs.items() if name not in over}
+    if gone := [name for name, run in seen.items() if not (run or os.path.exists(runs[name]))]:
+        seen |= {run.id: run for run in all_living() if run.id in gone}
+    going = [run for run in seen.values() if run and not run.status.state.over]
     return sorted(going, key=lambda run: run.status.began, reverse=True)
 
 

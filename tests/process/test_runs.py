@@ -50,7 +50,7 @@ from tests.harness import (
     wait_until,
     write_job,
 )
-from tests.process.commands import ONE, STUBBORN, TWO
+from tests.process.commands import ONE, SLEEPER, STUBBORN, TWO
 
 WAITS = """
     import os, signal
@@ -891,6 +891,15 @@ def test_a_run_without_its_directory_is_followed_to_its_end(
     assert f"{run}: FAILED, exit status 7: rank 1 (node0) failed first" in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("known_runs")
+def test_an_active_run_without_its_directory_comes_before_an_ended_one_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "next").mkdir()
+    distlaunch("run", str(write_job(tmp_path, "pass", ONE)), cwd=tmp_path, status=0)
+    run = left(tmp_path / "next", SLEEPER)
+    shutil.rmtree(tmp_path / "next/runs")
+    assert f"{run}: CANCELLED" in ran(tmp_path / "next", "stop", "job", status=0).stderr
+
+
 def test_stop_waits_for_the_ranks_of_a_killed_controller(tmp_path: Path) -> None:
     run = left(tmp_path, STUBBORN, "timeouts: {stop: 2s}\n")
     (there,) = listed(tmp_path)
@@ -898,7 +907,9 @@ def test_stop_waits_for_the_ranks_of_a_killed_controller(tmp_path: Path) -> None
     with held([there["controller"]["pid"], *ranks]) as processes:
         kill(there["controller"]["pid"])
         processes.wait_ends([there["controller"]["pid"]], time.monotonic() + PATIENCE_S)
-        assert f"{run} had already ended: LOST" in ran(tmp_path, "stop", run).stderr
+        said = ran(tmp_path, "stop", run).stderr
+        assert f"{run} had already ended: LOST" in said
+        assert f"{run} has lost its controller; waiting until its ranks have exited, such as process" in said
         processes.wait_ends(ranks, time.monotonic())
 
 
