@@ -92,8 +92,9 @@ class StartWorkers(Frozen):
     `watch_port` is the rendezvous port, where workers join. `hosts_store` is set if that port is on this
     node. `warning` is the signal sent to the workers when the agent is stopped. `flight` requests flight
     recorder dumps. `temporary` lists variables to set to the path of a directory that the agent deletes. The
-    programs in `environment`, a path, come first in the workers' PATH. A launcher that joined has its own
-    program, so it accepts only the parts of this command that `distlaunch.contract.ranks_alone` keeps.
+    programs in `environment`, a path, come first in the workers' PATH. `collects` is set if `Close` may
+    request files. A launcher that joined has its own program, so it accepts only the parts of this command
+    that `distlaunch.contract.ranks_alone` keeps.
     """
 
     attempt: int
@@ -110,6 +111,7 @@ class StartWorkers(Frozen):
     temporary: Tuple[str, ...] = ()
     environment: str = ""
     binding: Optional[Binding] = None
+    collects: bool = False
 
 
 class StopWorkers(Frozen):

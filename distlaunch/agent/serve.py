@@ -33,6 +33,8 @@ REAP_INTERVAL_S = 0.05
 """Seconds between checks for killed processes that aren't children, since no signal announces their exit."""
 FLUSH_S = 15.0
 """Seconds without progress after which the remaining output is discarded, once everything is swept."""
+REQUEST_S = 5.0
+"""Maximum seconds for which an agent that was stopped waits for the request for files to collect."""
 _READ = 1 << 18
 _WHILE_LEAVING = (messages.Ping, messages.StopWorkers, messages.Reap, messages.Close)
 """Commands that an agent still obeys while leaving. Others would start processes that nothing waits for."""
@@ -119,7 +121,7 @@ class Agent:
             messages.Close: self._on_close,
         }
         self._guardian = os.getppid()
-        self._link_lost = self._link_full = self._leaving = False
+        self._link_lost = self._link_full = self._leaving = self._collects = self._expects_request = False
         self._status = wire.CLEAN
         self._signums: tuple[int, ...] = (signal.SIGCHLD, *wire.STOPS, *wire.WARNINGS)
 
@@ -140,7 +142,7 @@ class Agent:
         self._report_orphans()
         gc.enable()  # disabled during the boot
         self._flush()
-        while not (self._leaving and self._workers.swept and self._have_files()):
+        while not (self._leaving and self._workers.swept and self._have_files()) or self._expects_request:
             self._poller.turn()
             self._flush()
         if self._tree:
@@ -255,7 +257,7 @@ class Agent:
 
     def _lose_link(self) -> None:
         """Stop the workers and leave, because the controller is gone."""
-        self._link_lost = True
+        self._link_lost, self._expects_request = True, False
         self._poller.forget(self._link_in)
         self._poller.forget(self._link_out)
         self._outbox.discard()
@@ -288,6 +290,11 @@ class Agent:
         if stop is not None and not self._leaving:
             self._report_leaving(stop)
             self._leave_early()
+            self._expects_request = self._collects and not self._link_lost
+            self._poller.after(REQUEST_S, "request", self._expect_no_request)
+
+    def _expect_no_request(self) -> None:
+        self._expects_request = False
 
     def _report_leaving(self, signum: int, damage: str = "") -> None:
         """Report that the agent is leaving.
@@ -341,6 +348,7 @@ class Agent:
         if self._hold:
             self._hold.release()
         self._grace_s, self._lease_s, self._warning = command.grace_s, command.lease_s, command.warning
+        self._collects = command.collects
         self._renew_lease()
         self._claim = self._claim or sweep.claim(command.run_id, self._node)
         self._workers.start(command)
@@ -379,6 +387,7 @@ class Agent:
 
     def _on_close(self, command: messages.Close) -> None:
         self._leaving, self._collection = True, None  # a second Close cancels the collection
+        self._expects_request = False
         if command.collect:
             from distlaunch.agent.collection import Collection  # few jobs collect files
 

@@ -6,6 +6,7 @@ can't send more than it announces. Files that are incomplete or don't fit on the
 
 import errno
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -105,11 +106,14 @@ class Files:
                         os.unlink(place)
         return kept
 
-    def close(self) -> tuple[list[dict[str, Any]], list[str]]:
+    def close(self, expected: Mapping[int, str]) -> tuple[list[dict[str, Any]], list[str]]:
         """Return at most MAX_LISTED complete files, as JSON objects, and messages about all files.
 
-        Called once, after the run.
+        `expected` maps the nodes that should have sent files to their names. Called once, after the run.
         """
+        for number in expected.keys() - self._nodes.keys():
+            node = self._nodes[number] = _Node(expected[number], 0)
+            node.end = FilesEnd(0, (("all files", "the node sent none"),), 0)
         self._nodes = dict(sorted(self._nodes.items()))
         kept, left_out = self._sift(), dict[str, list[str]]()
         there = {(file["node"], file["path"]) for file in kept}

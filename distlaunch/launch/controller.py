@@ -361,7 +361,9 @@ def supervise(start: Start, shown: Shown, observers: Iterable[Observer] = ()) ->
     summary = last_output.summary(state, start.directory.path, start.now())
     summary = summary._replace(lagging=recorder.lagging(state))
     if controller.files:
-        collected, lines = controller.files.close()
+        wanted = state.members if state.interrupts < 2 else ()
+        expected = {node: state.label(node) for node in wanted if collect_of(state, node)}
+        collected, lines = controller.files.close(expected)
         summary = summary._replace(collected=collected, collecting=lines)
     seeing.tell(Observer.ended, summary)
     note_end(start.run_id, document_of(recorder.status))  # first: `close` may remove the directory

@@ -361,6 +361,7 @@ def start_command(state: State, node: int) -> messages.StartWorkers:
         environment=code.environment if code else "",
         env=shared | ids_of(state.spec, state.run_id),
         binding=binding_of(state.spec, part),
+        collects=bool(state.spec.collect.paths),
         workers=specs,
     )
 

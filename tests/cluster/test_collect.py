@@ -139,9 +139,10 @@ def test_a_disk_that_fills_up_meanwhile_gets_room_again_at_once(
                 files.take(0, "a", bytes(1 << 17))
                 assert quick or files._writer.flush()
         assert [path.name for path in (disk / "collected" / "a").iterdir()] == ["small"]
-        kept, lines = files.close()
+        kept, lines = files.close({1: "b"})
     assert [file["path"] for file in kept] == ["small"]
     assert "large (No space left on device), later (No space left on device)" in lines[1]
+    assert lines[2] == "not collected from b: all files (the node sent none)"
 
 
 def test_a_stalled_disk_delays_no_result(tmp_path: Path) -> None:

@@ -182,6 +182,17 @@ def test_the_status_of_a_run_that_removes_its_directory_is_known(queue: Queue, s
     assert told.read_text() == "0\n"
 
 
+def test_files_are_collected_from_ranks_that_slurm_ends_at_once(queue: Queue, slurm: Slurm) -> None:
+    worker = "import os, time; open('out' + os.environ['RANK'], 'w').close(); print('wrote'); time.sleep(600)"
+    job = queue.submit(worker, "collect: {paths: ['out*'], from: all}")
+    wait_until(lambda: distlaunch("logs", job).stdout.count("wrote") == NODES, lambda: str(rows("-a")))
+    slurm.tool("scancel", job)
+    assert distlaunch("wait", job).returncode == 143
+    (directory,) = (Path(row["directory"]) for row in rows("-a"))
+    collected = {path.parent.name for path in (directory / "collected").glob("*/out0")}
+    assert len(collected) == NODES
+
+
 def test_the_id_of_a_job_with_several_runs_means_the_active_one(queue: Queue, slurm: Slurm) -> None:
     file = queue.job(TOLD)
     start = [

@@ -42,7 +42,7 @@ def test_refuses_a_path_that_leads_elsewhere_or_is_no_name(path: str, tmp_path: 
     files = received(tmp_path, "first")
     with pytest.raises(ProtocolError, match="is not the path of a collected file"):
         files.take(0, "gpu-a", FileBegins(0, path, 1))
-    _, lines = files.close()
+    _, lines = files.close({})
     assert names(tmp_path) == ["collected/gpu-a/first"]
     assert lines[1].startswith("not collected from gpu-a: other files (protocol error: ")
 
@@ -51,7 +51,7 @@ def test_refuses_a_path_that_leads_elsewhere_or_is_no_name(path: str, tmp_path: 
 def test_keeps_a_file_at_its_path(path: str, tmp_path: Path) -> None:
     files = received(tmp_path, path)
     files.take(0, "gpu-a", FilesEnd(0, (), 0))
-    assert files.close()[0] == [{"node": "gpu-a", "path": path, "size": 1}]
+    assert files.close({})[0] == [{"node": "gpu-a", "path": path, "size": 1}]
     assert (tmp_path / "collected" / "gpu-a" / path).read_bytes() == b"x"
 
 
@@ -67,7 +67,7 @@ def test_refuses_more_than_was_announced_or_is_allowed(tmp_path: Path) -> None:
             files.take(0, "gpu-a", sent)
     with pytest.raises(ProtocolError, match="larger than announced"):
         files.take(1, "gpu-b", b"y")
-    files.close()
+    files.close({})
     assert names(tmp_path) == ["collected/gpu-a/x"]
 
 
@@ -77,7 +77,7 @@ def test_refuses_more_files_than_a_node_sends(tmp_path: Path, monkeypatch: pytes
     files = received(tmp_path, "a", "b", "c")
     with pytest.raises(ProtocolError, match="is not the path"):
         files.take(0, "gpu-a", FileBegins(0, "d", 1))
-    files.close()
+    files.close({})
 
 
 def test_removes_what_did_not_arrive_whole(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_removes_what_did_not_arrive_whole(tmp_path: Path) -> None:
         files.take(0, "gpu-a", FileBegins(0, path, 2))
         files.take(0, "gpu-a", b"x")
     files.take(0, "gpu-a", FilesEnd(0, (("changed", "changed while it was read"),), 3))
-    kept, lines = files.close()
+    kept, lines = files.close({})
     assert [file["path"] for file in kept] == ["a"] and names(tmp_path) == ["collected/gpu-a/a"]
     left_out = "changed (changed while it was read), cut (is incomplete) and 3 more"
     done = f"collected 1 file (0 KiB) into {tmp_path}/collected"
@@ -97,14 +97,14 @@ def test_nodes_that_lack_the_same_share_a_line(tmp_path: Path) -> None:
     files = Files(str(tmp_path), Collect(("*",)))
     for number in range(12):
         files.take(number, f"gpu-{number}", FilesEnd(number, (("*", "matches nothing"),), 0))
-    (line,) = files.close()[1]
+    (line,) = files.close({})[1]
     assert line.endswith("gpu-7 and 4 more: * (matches nothing)")
 
 
 def test_a_file_that_can_not_be_written_harms_no_other(tmp_path: Path) -> None:
     files = received(tmp_path, "a", "a/b", "c")
     files.take(0, "gpu-a", FilesEnd(0, (), 0))
-    kept, lines = files.close()
+    kept, lines = files.close({})
     assert [file["path"] for file in kept] == ["a", "c"]
     assert names(tmp_path) == ["collected/gpu-a/a", "collected/gpu-a/c"]
     assert lines[1] == "not collected from gpu-a: a/b (Not a directory)"
@@ -117,7 +117,7 @@ def test_a_file_that_would_fill_the_disk_is_not_written(tmp_path: Path) -> None:
     files.take(1, "gpu-b", FileBegins(0, "huge", room - CAPACITY))
     files.take(1, "gpu-b", b"x")
     files.take(1, "gpu-b", FilesEnd(0, (), 0))
-    assert files.close() == ([], ["not collected from gpu-b: huge (No space left on device)"])
+    assert files.close({}) == ([], ["not collected from gpu-b: huge (No space left on device)"])
 
 
 # The side of the node
