@@ -87,6 +87,8 @@ def _no_colon(mistake: Mistake) -> Hint:
 def _bad_start(mistake: Mistake) -> Hint | None:
     """Explain a plain value whose first character has a special meaning in YAML."""
     at = mistake.at if "cannot start any token" in mistake.error else mistake.since
+    if re.search(r"(?:^|: )[\[\"'{].*[\]\"'}] +$", mistake.lines[at[0]][: at[1]]):  # `[ -f x ] || exit`
+        return _after_value(Mistake(mistake.error, mistake.within, at, at, mistake.lines))
     word = _word(mistake.lines[at[0]], at[1])
     return _quoted(f"an unquoted value can't start with {word[0]}", at, word) if word.strip() else None
 
@@ -142,7 +144,7 @@ def _after_value(mistake: Mistake) -> Hint:
         return Hint("a quote from an earlier line is still open here; close it on that line", mistake.at)
     value, rest = found[1].rstrip(), mistake.rest
     words = f"unexpected {rest[:20]} after the end of the value"
-    if value[0] == "[":
+    if value[0] == "[" and not re.match(r"[|&;<>]", rest):
         return Hint(f"{words}: remove it, or put it in the list", mistake.at)
     whole = value[1:-1] if value[0] == value[-1] == "'" else value
     return Hint(f"{words}; quote the whole: ", mistake.at, value, in_quotes(whole))

@@ -236,6 +236,8 @@ SYNTAX = {
     "args: [- a]": "2:8: list items in brackets take no dashes: [a, b]",
     "args: - a": "2:7: put each list item on its own line, or the list in brackets: [a]",
     "name: 'it's'": """2:11: unexpected s' after the end of the value; quote the whole: "it's\"""",
+    "workdir: [ -f x ] || y": """2:19: unexpected || y after the end of the value; quote the whole: "[ -f x ] || y\"""",
+    "workdir: [ -f x ] && y": """2:19: unexpected && y after the end of the value; quote the whole: "[ -f x ] && y\"""",
     "args: [a]]": "2:10: unexpected ] after the end of the value: remove it, or put it in the list",
     "name: 'x\nrole: 'y'": "3:8: a quote from an earlier line is still open here; close it on that line",
     'name: "C:\\data"': "2:10: in double quotes a backslash starts an escape; …: 'C:\\data'",
