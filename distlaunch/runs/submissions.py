@@ -467,10 +467,21 @@ def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None
     last = before
     while before := _next(queued, before, interrupts, tell):
         yield (last := before)
-    ended = over(last).status if last and not interrupts.any() else None
-    if queued.at and ended and ended.state is RunState.FAILED and _was_stopped_again(queued, ended):
-        tell(f"{queued.name} was cancelled before its next start")
-    if not queued.at and ended and ended.state is RunState.SUCCEEDED:
+    if last and not interrupts.any():
+        _check_end(queued, over(last).status, tell)
+
+
+def _check_end(queued: Submission, last: Status, tell: Callable[[str], None]) -> None:
+    """Tell how a job has ended if its `last` run doesn't show it, because of what came after that run.
+
+    Raises `DistlaunchError` if a script has failed after a run that succeeded.
+    """
+    if queued.at and last.state is RunState.FAILED and _was_requeued(queued, last):
+        if run_list.is_stopped(queued.starts):
+            tell(f"{queued.name} was cancelled before its next start")
+        elif re.match(_FAILED, (state := state_of(queued)).state):
+            tell(f"{queued.name} {state.ending} without starting another run{_see(queued)}")
+    if not queued.at and last.state is RunState.SUCCEEDED:
         state = state_of(queued)
         if re.match(_FAILED, state.state):  # its script did more than the run
             raise DistlaunchError(f"{queued.name} {state.ending}, although its last run succeeded")
@@ -478,10 +489,10 @@ def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None
             tell(f"{queued.name} left the queue; whether its script failed after the run is unknown")
 
 
-def _was_stopped_again(queued: Submission, last: Status) -> bool:
-    """Return whether a requeued job was canceled before it started again after its `last` run."""
-    requeues = ("requeue" in line for line in run_list.lines_of(queued.starts))
-    return (last.why.endswith("was requeued") or any(requeues)) and run_list.is_stopped(queued.starts)
+def _was_requeued(queued: Submission, last: Status) -> bool:
+    """Return whether a job was requeued after its `last` run."""
+    lines = [line for line in run_list.lines_of(queued.starts) if {"requeue", "run"} & line.keys()]
+    return last.why.endswith("was requeued") or bool(lines and "requeue" in lines[-1])
 
 
 def all_runs(word: str | None) -> list[Run]:

@@ -296,6 +296,14 @@ def test_the_same_exception_in_two_starts_ends_the_job(queue: Queue) -> None:
     assert re.search(told, queue.output(job))
 
 
+def test_a_start_that_fails_before_its_run_is_not_hidden_by_the_last_run(queue: Queue) -> None:
+    setup = 'slurm: {setup: "[ -z $SLURM_RESTART_COUNT ] || exit 9"}'
+    job = queue.submit("raise SystemExit(3)", f"restarts: {{requeue: 1}}\n{setup}")
+    done = distlaunch("wait", job)
+    assert done.returncode == 3
+    assert f"Slurm job {job} ended (FAILED) without starting another run; see " in done.stderr
+
+
 @pytest.mark.parametrize("named", ["job", "name", "run", "nothing"])
 def test_stops_a_job_between_two_starts(queue: Queue, named: str) -> None:
     """It may wait in the queue, or run its setup: the run before it was not ended by this."""
