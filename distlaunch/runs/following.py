@@ -6,7 +6,6 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from math import inf
 from typing import Any
 
 from distlaunch.agent.procfs import environment, names
@@ -26,8 +25,6 @@ from distlaunch.supervisor.summary import STDERR, Summary
 _OF_SUMMARY = {"seconds": float, "lagging": tuple[str, ...], "collecting": tuple[str, ...]}
 LOOK_S = 0.1
 """Seconds between two checks of the directory, which may be on a remote disk without notifications."""
-LONG_S = 1.0
-"""Seconds after which a wait for ranks is reported."""
 ANOTHER_WISH_S = 0.2
 """Minimum seconds between two signals. Signals closer together count as one."""
 
@@ -140,12 +137,12 @@ def interrupt(run: Run, at_once: bool = False) -> bool:
 def outlast(run: Run, interrupts: Interrupts, tell: Callable[[int], object]) -> None:
     """Wait until a lost run's ranks on this machine exit after their grace period, or until a signal.
 
-    If they don't within LONG_S seconds, call `tell` with the PID of one, once.
+    If there are any, call `tell` once, with the PID of one.
     """
-    cookie, tell_at = f"DISTLAUNCH_RUN_ID={run.id}".encode(), time.monotonic() + LONG_S
+    cookie, told = f"DISTLAUNCH_RUN_ID={run.id}".encode(), False
     for pid in map(int, {*filter(str.isdigit, names("/proc"))} - {str(os.getpid())}):
         while cookie in environment(pid).split(b"\0") and not interrupts.any():
-            pause(interrupts, LOOK_S)
-            if time.monotonic() > tell_at:
+            if not told:
                 tell(pid)
-                tell_at = inf
+            told = True
+            pause(interrupts, LOOK_S)

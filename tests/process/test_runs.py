@@ -901,7 +901,7 @@ def test_an_active_run_without_its_directory_comes_before_an_ended_one_of_its_na
 
 
 def test_stop_waits_for_the_ranks_of_a_killed_controller(tmp_path: Path) -> None:
-    run = left(tmp_path, STUBBORN, "timeouts: {stop: 2s}\n")
+    run = left(tmp_path, STUBBORN, "timeouts: {stop: 6s}\n")
     (there,) = listed(tmp_path)
     ranks = holders_of(f"DISTLAUNCH_RUN_ID={run}")
     with held([there["controller"]["pid"], *ranks]) as processes:

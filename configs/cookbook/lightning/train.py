@@ -4,6 +4,7 @@ import os
 
 import lightning
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -39,6 +40,8 @@ def main() -> None:
     trainer.fit(Model(), DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=32))
     if trainer.is_global_zero:
         print(f"lightning: ok, {trainer.world_size} ranks, {trainer.global_step} steps")
+    if dist.is_initialized():  # otherwise, gloo's threads may outlive the interpreter
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
