@@ -94,7 +94,7 @@ class Site:
             report(worker, "py-spy is not installed on its node (pip install py-spy)")
 
     def _report_dump(self, worker: Worker, text: str) -> None:
-        pid = procfs.suspended(procfs.family(worker.pid))
+        pid = procfs.suspended([worker.pid])
         self._outbox.report(messages.StackDumped(self._outbox.node, worker.local_rank, text, pid))
 
 

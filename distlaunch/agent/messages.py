@@ -392,7 +392,7 @@ class RanksStalled(Frozen):
 class StackDumped(Frozen):
     """The answer to `Capture` for one of its `local_ranks`: the Python stacks that py-spy printed.
 
-    `stopped` is the PID of the worker, or of a descendant, if a signal has suspended it.
+    `stopped` is the PID of the worker if a signal has suspended it.
     """
 
     node: int

@@ -27,6 +27,7 @@ class Poller:
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[], object]] = {}
         self._deadlines: dict[str, tuple[float, Callable[[], object], bool]] = {}
+        self._polled_at = time.monotonic()
 
     def watch(self, fd: int, handler: Callable[[], object], events: int = select.POLLIN) -> None:
         """Call `handler` whenever `fd` is ready for `events`, or has hung up."""
@@ -61,22 +62,30 @@ class Poller:
         if known is None or known[0] > time.monotonic() + delay_s:
             self.after(delay_s, name, handler, awake)
 
+    def count_suspensions(self, name: str) -> None:
+        """Count the time in which this process is suspended toward the deadline `name`, if it is set."""
+        if name in self._deadlines:
+            when, handler, _ = self._deadlines[name]
+            self._deadlines[name] = (when, handler, False)
+
     def cancel(self, name: str) -> None:
         """Cancel the deadline `name`, if it is set."""
         self._deadlines.pop(name, None)
 
     def turn(self) -> None:
         """Wait for the next event or deadline, and handle everything that is due."""
-        began, wait_s = time.monotonic(), self._wait_s()
+        wait_s, before = self._wait_s(), {**self._deadlines}
         ready = self._poll.poll(None if wait_s is None else wait_s * 1000 + 1)
-        late_s = time.monotonic() - began - (wait_s or 0.0)
-        if wait_s is not None and late_s > STEP_S:  # this process was suspended
-            for name, (when, handler, awake) in self._deadlines.items():
-                self._deadlines[name] = (when + late_s * awake, handler, awake)
+        since, self._polled_at = self._polled_at, time.monotonic()
+        late_s = self._polled_at - since - (wait_s or 0.0)
         for fd, _ in ready:
             react = self._handlers.get(fd)  # an earlier handler of this turn may have closed it
             if react:
                 react()
+        if wait_s is not None and late_s > STEP_S:  # this process was suspended
+            for name, known in before.items():
+                if known[2] and self._deadlines.get(name) is known:  # the handlers had their say
+                    self._deadlines[name] = (known[0] + late_s, *known[1:])
         now = time.monotonic()
         for name, (when, handler, _) in list(self._deadlines.items()):
             if when <= now and name in self._deadlines:

@@ -262,6 +262,8 @@ class Agent:
         self._poller.forget(self._link_out)
         self._outbox.discard()
         self._leave_early()
+        # Another attempt may start elsewhere once this agent's time is over, whether or not it was suspended.
+        self._poller.count_suspensions("grace")
 
     def _leave_early(self) -> None:
         """Stop the workers, then exit, without a `Close` from the controller."""
@@ -354,6 +356,7 @@ class Agent:
         self._workers.start(command)
 
     def _on_stop(self, command: messages.StopWorkers) -> None:
+        self._expects_request = False  # the job restarts
         self._workers.stop(command.grace_s)
 
     def _on_reap(self, command: messages.Reap, killed: int = 0) -> None:

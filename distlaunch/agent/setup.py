@@ -142,7 +142,7 @@ class Environment:
         """Build the environment. If that fails, print the reason, which the agent reports."""
         try:
             self._build()
-        except (OSError, subprocess.CalledProcessError) as error:
+        except Exception as error:
             print(_words(error), flush=True)
         os.write(1, _ENDED)
 
@@ -242,4 +242,4 @@ def _words(error: Exception) -> str:
     if isinstance(error, subprocess.CalledProcessError):
         how = "ended with status %d" if error.returncode > 0 else "was killed by signal %d"
         return "%s %s" % (error.cmd[:200], how % abs(error.returncode))
-    return "%s: %s" % (getattr(error, "filename", None) or "setup", getattr(error, "strerror", error))
+    return "%s: %s" % (getattr(error, "filename", None) or "setup", getattr(error, "strerror", None) or error)

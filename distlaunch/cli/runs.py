@@ -241,10 +241,8 @@ def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run
             stopped = interrupt(run, now)
             run = follow(run, signals) if stopped else over(run)
             if run.status.state is RunState.LOST:
-                what = (
-                    f"{run.id} has lost its controller; waiting until its ranks have exited, such as process"
-                )
-                outlast(run, signals, lambda pid: say(f"{what} {pid}"))
+                what = f"{run.id} has lost its controller; waiting until its ranks"
+                outlast(run, signals, lambda pid: say(f"{what} (such as process {pid}) have exited"))
             name, word, goes_on = run.id, run.id, run.alive
     if goes_on:
         say(f"{name} is still stopping; `distlaunch wait {word}` waits until it has ended")

@@ -87,7 +87,8 @@ def _no_colon(mistake: Mistake) -> Hint:
 def _bad_start(mistake: Mistake) -> Hint | None:
     """Explain a plain value whose first character has a special meaning in YAML."""
     at = mistake.at if "cannot start any token" in mistake.error else mistake.since
-    if re.search(r"(?:^|: )[\[\"'{].*[\]\"'}] +$", mistake.lines[at[0]][: at[1]]):  # `[ -f x ] || exit`
+    found = re.match(r"\s*(?:- )?(?:[\w.-]+: +)?([\[\"'{]).*([\]\"'}]) +$", mistake.lines[at[0]][: at[1]])
+    if found and found[1] + found[2] in ("[]", "{}", "''", '""'):  # such as `[ -f x ] || exit`
         return _after_value(Mistake(mistake.error, mistake.within, at, at, mistake.lines))
     word = _word(mistake.lines[at[0]], at[1])
     return _quoted(f"an unquoted value can't start with {word[0]}", at, word) if word.strip() else None

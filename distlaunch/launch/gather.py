@@ -31,6 +31,12 @@ NAME_S = 60.0
 """Maximum seconds to wait until the name of a host that has just started, such as a pod, resolves."""
 
 
+TAKEOVER_S = 10.0
+"""Seconds for which a launcher waits for another one on its host, which is exiting, to leave the endpoint."""
+LOOK_S = 2.0
+"""Seconds between two searches for the process that uses the port."""
+
+
 class Gathered(Frozen):
     """The controller's result: the job on all nodes, and the listener for their links."""
 
@@ -75,7 +81,8 @@ class _Entry:
 
     def __init__(self, gathering: Gathering, listener: InboundListener, run_id: str) -> None:
         self._gathering, self.listener, self._run_id = gathering, listener, run_id
-        self.port = 0
+        self._late_at, self.port = time.monotonic() + TAKEOVER_S, 0
+        self._look_at, self._left = 0.0, None
 
     def opened(self) -> str | None:
         """Listen at the endpoint, and return None. Raises `JoinError` if that is impossible.
@@ -84,14 +91,19 @@ class _Entry:
         another launcher may be the controller, "".
         """
         claimed = self._claimed()
-        if not (claimed or self._gathering.serves):
+        if not claimed and self._gathering.serves:
+            what = f"another launcher of this job on this host controls {self._gathering.label}"
+            if time.monotonic() > self._late_at:
+                raise JoinError(f"{what}; {self._gathering.taken}", Exit.PORT_TAKEN)
+            return what
+        if not claimed:
             return ""
         try:
             self.port = self.listener.open(self._gathering.ports)
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             if taken and claimed and (left := self._rank_left()):
-                return f"process {left} uses the port, a rank of a launcher of this job that was killed"
+                return f"process {left} uses the port, perhaps a rank of a launcher that was killed"
             if taken and not self._gathering.serves:
                 return ""
             text = f"can't listen at {self._gathering.label} for the other nodes: {reason(error)}"
@@ -102,10 +114,13 @@ class _Entry:
         """Claim the endpoint. Return whether no other launcher of this job on this host controls it.
 
         While ranks start, nothing listens there. The listener keeps the claim until this process exits: a
-        socket with a name in the kernel's abstract namespace (unix(7)).
+        socket with a name in the kernel's abstract namespace (unix(7)). After TAKEOVER_S seconds, a launcher
+        claims nothing: it was one too many for a job, and must not begin that again once it has ended.
         """
-        if self.listener.claim:
+        if self.listener.claim or not self._gathering.fixed:
             return True
+        if time.monotonic() > self._late_at:
+            return False
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         name = f"{os.geteuid()} {self._gathering.label} {self._gathering.arrival.job}"
         try:
@@ -119,10 +134,14 @@ class _Entry:
 
     def _rank_left(self) -> int | None:
         """Return the PID of a rank of this job that listens on the endpoint's port, or None."""
-        wanted = f"TORCHELASTIC_RUN_ID={self._run_id}".encode()
-        pids = [owner["pid"] for owner in network.owners(self._gathering.ports[0]) if owner["pid"]]
-        own = (pid for pid in pids if wanted in procfs.environment(pid).split(b"\0"))
-        return next(own, None)
+        if time.monotonic() > self._look_at:
+            self._look_at, host = time.monotonic() + LOOK_S, self._gathering.hosts[0]
+            wanted = {f"TORCHELASTIC_RUN_ID={self._run_id}".encode(), f"MASTER_ADDR={host}".encode()}
+            pids = [owner["pid"] for owner in network.owners(self._gathering.ports[0]) if owner["pid"]]
+            held = ((pid, {*procfs.environment(pid).split(b"\0")}) for pid in pids)
+            own = (pid for pid, env in held if wanted <= env and b"GROUP_WORLD_SIZE=1" not in env)
+            self._left = next(own, None)
+        return self._left
 
 
 def is_here(host: str) -> bool:

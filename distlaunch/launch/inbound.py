@@ -25,7 +25,7 @@ from distlaunch.supervisor import events
 from distlaunch.transports.gathering import Arrival, Gathering
 from distlaunch.transports.handshake import NodeGone, Streams
 from distlaunch.transports.transport import Joined
-from distlaunch.wording import listed
+from distlaunch.wording import rank_list
 
 HELLO_S = 5.0
 """Seconds that a connection has to identify itself."""
@@ -306,10 +306,8 @@ class InboundListener:
         if self._place_for(arrival) is not None:
             return ""
         if free := sorted(self._expected - {*self._seated}):
-            numbers = listed(list(map(str, free)))
-            return (
-                f"its node rank, {arrival.node_rank}, is in use; the run is waiting for node rank {numbers}"
-            )
+            wanted = rank_list(free, "node")
+            return f"its node rank is {arrival.node_rank}; the run is waiting for {wanted}"
         return "the run has all the nodes it needs"
 
     def _place_for(self, arrival: Arrival) -> int | None:

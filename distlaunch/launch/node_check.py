@@ -183,6 +183,8 @@ def _start(
 
 def _imports(program: Program) -> list[str]:
     """Return the packages that a script imports, without modules beside it, which `run` copies with it."""
+    if "PYTHONPATH" in program.env:
+        return []  # its own modules may be anywhere
     path = os.path.join(program.workdir, program.words[0])
     with suppress(OSError, SyntaxError, ValueError):  # `run` reports it, or it is no Python script
         beside = {name.partition(".")[0] for name in os.listdir(os.path.dirname(path))}

@@ -126,7 +126,8 @@ def try_port(
         if not spec.one_machine and len(spec.nodes) > 1:
             labels = [node.label for node in spec.nodes]
             routes = agents.routes([node for node in agents.present if node < len(labels)], host)
-            own = _own_address(routes.get(0))
+            answered = any(dial.ok and dial.source == nodes[0].label for dial in report.dials)
+            own = "" if answered else _own_address(routes.get(0))
             report = report._replace(pairs=_try_pairs(agents, labels, routes, own, token), own_address=own)
     return report
 

@@ -127,13 +127,14 @@ def _first_try(state: State, node: Node) -> bool:
 
 FENCE_MARGIN_S = 5.0
 """Seconds after the lease and the grace period until an unreachable node counts as empty."""
-_AGAIN = "; waiting for it to reconnect"
 RECONNECT_S = 0.2
 RECONNECT_MAX_S = 30.0
 
 
 def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, now: float) -> Step:
     """Treat a node as lost, and its workers with it. `before` is the node's previous state."""
+    if state.phase is Phase.CONNECTING and not state.spec.elastic and _connects_again(state, now):
+        state = state.with_timer(Timer.REJOIN, state.began_at + state.spec.limits.connect_s)
     state = lost(state, node, before, failure, now)
     if state.phase is Phase.STOPPING:
         if (state.cause and state.cause.scheduled) or _was_suspended(state, now):
@@ -150,16 +151,20 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
         return state, (NodeLost(node, cause, told),)
     if state.spec.elastic:
         return state.with_node(node, Unusable(failure)), () if told else (ShowMessage("warning", cause.text),)
-    if not (_connects_again(state, now) and failure.may_pass):
+    if not isinstance(state.nodes[node], Retrying):
         return state, (JobOver(cause),)
-    state = state.with_node(node, Retrying(1, failure)).with_timer(Timer.RETRY, now + RETRY_S, node)
-    state = state.with_timer(Timer.ANSWER, state.began_at + state.spec.limits.connect_s, node)
-    return state, () if told else (ShowMessage("warning", cause.text + _AGAIN),)
+    return state, () if told else (_awaiting(state, node, cause),)
 
 
 def _connects_again(state: State, now: float) -> bool:
     """Return whether to connect again to a node lost while others connect. Nothing has started yet."""
-    return state.spec.takes_nodes_back and now < state.began_at + state.spec.limits.connect_s
+    in_time = now < state.began_at + state.spec.limits.connect_s
+    return state.spec.takes_nodes_back and in_time and not state.asked
+
+
+def _awaiting(state: State, node: int, cause: Cause) -> ShowMessage:
+    what = f"{state.agent_host(node)} was lost" if cause.node is None else cause.text
+    return ShowMessage("warning", f"{what}; waiting for it to reconnect")
 
 
 def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
@@ -179,7 +184,7 @@ def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
             return state, (ShowMessage("warning", cause.text),)
         scheduler = state.spec.allocation and state.spec.allocation.answers  # it may be ending the job
         waits = _connects_again(state, now) and not (scheduler and cause.agent_signum)
-        return state, (ShowMessage("warning", cause.text + _AGAIN) if waits else JobOver(cause),)
+        return state, (_awaiting(state, event.node, cause) if waits else JobOver(cause),)
     return state, (NodeLeaving(event.node, cause),)
 
 
@@ -256,7 +261,8 @@ def reconnect_later(state: State, node: int, this: Retrying, now: float) -> Stat
     """
     hopeless = this.failure is not None and not this.failure.may_pass
     state = state.without_timers(Timer.RETRY, Timer.ANSWER, node=node)
-    of_use = state.spec.takes_nodes_back and state.phase not in (Phase.STOPPING, Phase.CONNECTING)
+    begun = state.phase is not Phase.CONNECTING or state.due_at(Timer.REJOIN) is not None
+    of_use = state.spec.takes_nodes_back and begun and state.phase is not Phase.STOPPING
     if hopeless or not of_use:
         return state.with_node(node, given_up(this, this.failure))
     spread = 0.75 + 0.5 * state.chance_of(node, this.tries)
@@ -395,12 +401,25 @@ def begin_when_connected(state: State, now: float) -> Step:
     if len(found) < state.spec.fewest:
         if any(isinstance(node, Leaving) for node in state.nodes):
             return state, ()  # wait until its link has ended, which is why there are too few
+        lost_nodes = [i for i, node in enumerate(state.nodes) if is_missing(node)]
+        if lost_nodes and not any(isinstance(node, Unusable) for node in state.nodes):
+            waits = returning(state) and state.due_at(Timer.REJOIN) is not None
+            return state, () if waits else (_not_back(state, lost_nodes[0], now),)
         return state, (_too_few(state, now),)
-    state, todo = preparing.prepare(_with_retries(state, now), found, now)
+    state = _with_retries(state.without_timers(Timer.REJOIN), now)
+    state, todo = preparing.prepare(state, found, now)
     if missing := [state.label(i) for i in range(len(state.spec.nodes)) if i not in found]:
         text = f"starting on {counted(len(found), 'node')}, without {listed(missing)}"
         todo = (ShowMessage("warning", text), *todo)
     return state, todo
+
+
+def _not_back(state: State, node: int, now: float) -> JobOver:
+    """End a job because a node that was lost while others connected hasn't returned."""
+    failure, label = failure_of(state.nodes[node]), state.label(node)
+    why = f": {failure.kind.value}" if failure and failure.kind is not Kind.LOST else ""
+    text = f"{label} was lost before all nodes had connected, and did not reconnect{why}; nothing was started"
+    return JobOver(Cause(text, Exit.NODE_LOST, now, node=node, kind="node_lost"))
 
 
 def _too_few(state: State, now: float) -> JobOver:

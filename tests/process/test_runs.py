@@ -909,7 +909,7 @@ def test_stop_waits_for_the_ranks_of_a_killed_controller(tmp_path: Path) -> None
         processes.wait_ends([there["controller"]["pid"]], time.monotonic() + PATIENCE_S)
         said = ran(tmp_path, "stop", run).stderr
         assert f"{run} had already ended: LOST" in said
-        assert f"{run} has lost its controller; waiting until its ranks have exited, such as process" in said
+        assert f"{run} has lost its controller; waiting until its ranks (such as process " in said
         processes.wait_ends(ranks, time.monotonic())
 
 

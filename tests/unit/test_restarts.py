@@ -502,8 +502,26 @@ def test_a_node_lost_while_others_connect_is_connected_again_if_the_job_may_rest
     assert [line for line in texts(said, "warning") if "reconnect" in line] == lines * again
     assert (job.state.phase is Phase.CONNECTING) == again
     assert again or job.blamed == (Exit.NODE_LOST, None, 0)
-    if again:
-        assert job.tick() == [Connect(0)] and job.state.due_at(Timer.ANSWER, 0) == T + CONNECT_S
+
+
+@pytest.mark.parametrize("kind", [Kind.REFUSED, Kind.UNREACHABLE, Kind.ABSENT])
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_node_lost_while_others_connect_is_tried_until_it_is_back_or_the_time_is_over(
+    kind: Kind, returns: bool
+) -> None:
+    job = Job(text_of())
+    job.feed(up(0), lost(0), up(1))
+    tries = 0
+    while job.state.phase is Phase.CONNECTING:
+        assert job.now <= T + CONNECT_S
+        if Connect(0) in job.tick():
+            tries += 1
+            job.feed(*([up(0), messages.Reaped(0, 0)] if returns and tries == 4 else [unreachable(0, kind)]))
+    assert tries >= 4
+    assert job.state.phase is (Phase.PREPARING if returns else Phase.STOPPING)
+    if not returns:
+        assert job.now == T + CONNECT_S and job.blamed == (Exit.NODE_LOST, None, 0)
+        assert job.state.cause and f"and did not reconnect: {kind.value}; nothing" in job.state.cause.text
 
 
 def test_nodes_that_leave_while_others_connect_are_missing_once_their_links_have_ended() -> None:
