@@ -287,10 +287,12 @@ def test_a_launcher_too_many_does_not_begin_a_second_job_while_nothing_listens(
     start = partial(launcher, place, port, meets="c10d")
     with start() as first, start() as second:
         workers([first, second])
-        with start() as third:
-            third.wait_for(f"waiting for the node with the address localhost:{port}: Connection refused")
-        second.process.terminate()
-        assert statuses([first, second]) == [143, 143], told([first, second])
+        with launcher(place, port, "--rdzv-conf=join_timeout=13", meets="c10d") as third:
+            refused = f"waiting for the node with the address localhost:{port}: Connection refused"
+            third.wait_for(refused, times=2)  # after 10 s
+            second.process.terminate()
+            assert statuses([first, second]) == [143, 143], told([first, second])
+            assert (third.wait(), "nodes (joined" in third.stderr) == (Exit.UNREACHABLE, False)
 
 
 # Strangers at the controller's listener
