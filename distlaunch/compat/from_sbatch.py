@@ -64,10 +64,16 @@ def sbatch_draft(text: str, source: str, cpus: int) -> Draft:
         if script.setup:  # The activated environment comes first in PATH.
             draft.set("python", "python")
             draft.set("slurm.setup", script.setup)
-        torchrun.note_rendezvous(draft, line.words, script.rendezvous.values())
         draft.note(*line.notes, *script.left)
         options = script.options | {name: text for name, text in _options(line.before) if name in _COUNTS}
         _add_ranks(draft, line, options, cpus)
+        used = {*re.findall(r"\w+", " ".join(map(str, draft.keys.get("args", ()))))}
+        for name in [name for name in script.rendezvous if name in used]:
+            number = script.rendezvous.pop(name)
+            draft.note(
+                f"left out: line {number}: the value of {name} needs a shell: set it in args", key="args"
+            )
+        torchrun.note_rendezvous(draft, line.words, script.rendezvous.values())
         _add_requests(draft, _divided(options))
     except UsageError as error:
         raise UsageError(f"{source}: {error}") from None

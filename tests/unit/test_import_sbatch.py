@@ -110,6 +110,18 @@ slurm:
             "kept as written: $x runs/$SLURM_JOB_ID: job files don't expand variables",
         ],
     ),
+    "values that need a shell": (
+        """#!/bin/sh
+#SBATCH -N2
+SEED=$RANDOM
+PORT=$((29500 + RANDOM % 9))
+srun torchrun --nnodes 2 --rdzv-endpoint $(hostname):$PORT train.py --seed $SEED""",
+        "{nodes: 2, procs_per_node: 1, script: train.py, args: [--seed, $SEED]}",
+        [
+            "left out: line 3: the value of SEED needs a shell: set it in args",
+            "left out: lines 4, --nnodes, --rdzv-endpoint: distlaunch finds the hosts",
+        ],
+    ),
 }
 """Each with its job file, but for comments, and with how some of those begin."""
 
