@@ -74,18 +74,19 @@ class Poller:
 
     def turn(self) -> None:
         """Wait for the next event or deadline, and handle everything that is due."""
-        wait_s, before = self._wait_s(), {**self._deadlines}
+        wait_s = self._wait_s()
         ready = self._poll.poll(None if wait_s is None else wait_s * 1000 + 1)
         since, self._polled_at = self._polled_at, time.monotonic()
         late_s = self._polled_at - since - (wait_s or 0.0)
+        suspended = wait_s is not None and late_s > STEP_S
+        before = {**self._deadlines} if suspended else {}
         for fd, _ in ready:
             react = self._handlers.get(fd)  # an earlier handler of this turn may have closed it
             if react:
                 react()
-        if wait_s is not None and late_s > STEP_S:  # this process was suspended
-            for name, known in before.items():
-                if known[2] and self._deadlines.get(name) is known:  # the handlers had their say
-                    self._deadlines[name] = (known[0] + late_s, *known[1:])
+        for name, known in before.items():
+            if known[2] and self._deadlines.get(name) is known:  # the handlers had their say
+                self._deadlines[name] = (known[0] + late_s, *known[1:])
         now = time.monotonic()
         for name, (when, handler, _) in list(self._deadlines.items()):
             if when <= now and name in self._deadlines:
