@@ -59,8 +59,12 @@ def _directory_is_gone() -> bool:
 
 def _interrupted(signum: int, frame: FrameType | None) -> None:
     """Unwind at the first Ctrl-C; exit immediately at the next, without a traceback."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, _interrupted_again)
     raise KeyboardInterrupt
+
+
+def _interrupted_again(signum: int, frame: FrameType | None) -> None:
+    _end(_INTERRUPTED, by_ctrl_c=_has_a_terminal())
 
 
 def _run_command(words: Sequence[str]) -> int:
@@ -129,7 +133,7 @@ def _print_anything() -> None:
 
 def _leave(status: int) -> None:
     """Flush the output, and exit without finalizing the interpreter, which would take 7 ms."""
-    by_ctrl_c = status == _INTERRUPTED and any(map(os.isatty, range(3))) and _got_ctrl_c()
+    by_ctrl_c = status == _INTERRUPTED and _has_a_terminal() and _got_ctrl_c()
     # Another Ctrl-C has nothing to stop. (With SIG_IGN, Python would report a Ctrl-C that arrives now.)
     signal.signal(signal.SIGINT, lambda *_: None)
     with contextlib.suppress(OSError):
@@ -142,6 +146,10 @@ def _leave(status: int) -> None:
         with contextlib.suppress(OSError):
             os.write(2, f"distlaunch: can't write to stdout: {error.strerror}\n".encode())
         status = status or 1
+    _end(status, by_ctrl_c)
+
+
+def _end(status: int, by_ctrl_c: bool) -> None:
     if by_ctrl_c:
         # After Ctrl-C, a shell goes on with its loop unless the signal itself ended the command.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -149,11 +157,15 @@ def _leave(status: int) -> None:
     os._exit(status)
 
 
+def _has_a_terminal() -> bool:
+    return any(map(os.isatty, range(3)))
+
+
 def _got_ctrl_c() -> bool:
     """Return whether SIGINT arrived, at `_interrupted` or at a `Signals`."""
     from distlaunch.signals import caught  # takes 5 ms, and few commands end this way
 
-    return signal.getsignal(signal.SIGINT) is signal.SIG_DFL or signal.SIGINT in caught
+    return signal.getsignal(signal.SIGINT) is _interrupted_again or signal.SIGINT in caught
 
 
 if __name__ == "__main__":
