@@ -67,7 +67,7 @@ def logs(
                 say(f"next run of the job: {run.id}")
             print_logs(run, choice, most, fold)
         return
-    run = follow_each(which, lambda run, interrupts: print_logs(run, choice, most, fold, interrupts))
+    run = follow_each(which, lambda run, interrupts, _: print_logs(run, choice, most, fold, interrupts))
     if run.status.exit_status or run.status.why:
         say(ended_words(run))
 

@@ -160,9 +160,9 @@ Everything = Annotated[bool, Option("--all", "-a", help="Show the run's output f
 def attach(which: Which = None, everything: Everything = False, fold: Fold = False) -> None:
     """Follow a run's console output; Ctrl-C detaches without stopping the run."""
 
-    def shown(run: Run, interrupts: Interrupts) -> tuple[Run, bool]:
+    def shown(run: Run, interrupts: Interrupts, whole: bool) -> tuple[Run, bool]:
         with closing(Terminal(interrupts, fold=fold, waits=True)) as terminal:  # even without a summary
-            return attend(run, terminal, interrupts, everything)
+            return attend(run, terminal, interrupts, whole)
 
     _show_each(which, shown, everything)
 
@@ -174,7 +174,7 @@ def view(which: Which = None) -> None:
     if not sys.stdout.isatty():
         raise UsageError("view works only if stdout is a terminal; use `distlaunch attach` instead")
 
-    def shown(run: Run, interrupts: Interrupts) -> tuple[Run, bool]:
+    def shown(run: Run, interrupts: Interrupts, _: bool) -> tuple[Run, bool]:
         with closing(Screen(Terminal(interrupts), interrupts, run.directory, run.status.began)) as screen:
             return attend(run, screen, interrupts, everything=True)
 
@@ -183,7 +183,7 @@ def view(which: Which = None) -> None:
 
 def wait(which: Which = None, as_json: Json = False) -> None:
     """Wait until a run ends, and exit with its exit status."""
-    run = follow_each(which, follow)
+    run = follow_each(which, lambda run, interrupts, _: follow(run, interrupts))
     if as_json:
         print_json(_document(run))
     elif run.status.state is not RunState.SUCCEEDED:
@@ -297,16 +297,18 @@ def _run_there(context: typer.Context, typed: str, run: str, way: Sequence[Any])
     return run_there(ssh, Request(words, env={_RUN: run}), name=(typed or run) if command == "attach" else "")
 
 
-def follow_each(which: str | None, show: Callable[[Run, Interrupts], Run], detaches: bool = False) -> Run:
-    """Call `show` for each run that matches `which`. Return the last run, which has ended.
+def follow_each(
+    which: str | None, show: Callable[[Run, Interrupts, bool], Run], detaches: bool = False
+) -> Run:
+    """Call `show` for each run that matches `which`, with whether it has begun since this call.
 
-    Exit with the status of a signal that arrives while a run is active or the job is queued. If `detaches`,
-    print that the run continues. Raises `DistlaunchError`.
+    Return the last run, which has ended. Exit with the status of a signal that arrives while a run is active
+    or the job is queued. If `detaches`, print that the run continues. Raises `DistlaunchError`.
     """
     last: Run | None = None
     with Signals() as signals:
-        for run in runs_of(which, signals, say):
-            last = show(run, signals)
+        for run, is_new in runs_of(which, signals, say):
+            last = show(run, signals, is_new)
             if last.alive:
                 break
     if last and not last.alive and not signals.received_last:  # or the job waits for its next start
@@ -318,12 +320,17 @@ def follow_each(which: str | None, show: Callable[[Run, Interrupts], Run], detac
 
 
 def _show_each(
-    which: str | None, show: Callable[[Run, Interrupts], tuple[Run, bool]], everything: bool = False
+    which: str | None, show: Callable[[Run, Interrupts, bool], tuple[Run, bool]], everything: bool = False
 ) -> None:
-    """Show each run that matches `which`; with `everything`, even ended ones. Exit with the last status."""
+    """Call `show` for each run that matches `which`, with whether to show it from the beginning.
 
-    def seen(run: Run, interrupts: Interrupts) -> Run:
-        run, told = show(run, interrupts) if run.alive or everything else (run, False)
+    Without `everything`, that is a run that begins later. Of earlier runs, only active ones are shown. Exit
+    with the last status.
+    """
+
+    def seen(run: Run, interrupts: Interrupts, is_new: bool) -> Run:
+        whole = everything or (is_new and os.path.isdir(run.directory))
+        run, told = show(run, interrupts, whole) if run.alive or whole else (run, False)
         if not (run.alive or told):
             say(ended_words(run))
         return run

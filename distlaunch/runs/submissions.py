@@ -448,25 +448,28 @@ def _queries() -> Iterator[bool]:
             due, gap_s = now + gap_s, min(gap_s * GROWTH, LAST_GAP_S)
 
 
-def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None]) -> Iterator[Run]:
-    """Yield the runs that a word refers to, one after another. For a queued job, yield all of its runs.
+def runs_of(
+    word: str | None, interrupts: Interrupts, tell: Callable[[str], None]
+) -> Iterator[tuple[Run, bool]]:
+    """Yield the runs that a word refers to, one after another, and whether each has begun since this call.
 
-    Call `tell` with messages about waiting. Stop early if a signal arrives. Raises `DistlaunchError`.
+    For a queued job, yield its latest run and all later ones. Call `tell` with messages about waiting. Stop
+    early if a signal arrives. Raises `DistlaunchError`.
     """
     queued = submission(word)
     if queued and queued.id == job_id(os.environ.get):  # the job ends only after this command
-        yield _last_remembered(queued) or run_of(word)
+        yield _last_remembered(queued) or run_of(word), False
         return
-    run = None if queued else _found(word)
+    run = latest_run(queued) if queued else _found(word)
     if run:
-        yield run
-        queued = _sent(run)
+        yield run, False
+        queued = queued or _sent(run)
     before = run
     if queued is None or interrupts.any():
         return
     last = before
     while before := _next(queued, before, interrupts, tell):
-        yield (last := before)
+        yield (last := before), True
     if last and not interrupts.any():
         _check_end(queued, over(last).status, tell)
 

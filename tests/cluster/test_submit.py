@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster.slurm import OVER, Slurm
 from tests.cluster.test_slurm import WAITS
-from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, kill, wait_until
+from tests.harness import PATIENCE_S, Going, distlaunch, distlaunch_argv, kill, wait_until
 from tests.process.commands import SLEEPER
 from tests.process.test_replaced import Installed
 from tests.queued import NODES, Queue, check_stop_before_start, rows
@@ -54,16 +54,30 @@ def queue(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 def test_a_job_from_the_queue_to_its_end(queue: Queue) -> None:
     job = queue.submit('print("hello from", __import__("os").environ["RANK"])')
-    distlaunch("attach", job, status=0)
-    logs = distlaunch("logs", job)
-    said = sorted(line.split("] ")[1] for line in logs.stdout.splitlines())
-    assert said == ["hello from 0", "hello from 1", "hello from 2"]
+    for shown in (distlaunch("attach", job, status=0), distlaunch("logs", job)):
+        said = sorted(line.split("] ")[1] for line in shown.stdout.splitlines())
+        assert said == ["hello from 0", "hello from 1", "hello from 2"]
     assert distlaunch("wait", job).returncode == 0
     (row,) = rows("--all")
     assert (row["state"], row["where"]) == ("SUCCEEDED", f"Slurm job {job}: host1, host2, host3")
     script = (queue.directory / "runs" / f"slurm-{job}.sh").read_text()
     exported = distlaunch("export", "slurm", str(queue.directory / "train.yaml")).stdout
     assert exported == script.replace("/runs/slurm-%j", "/slurm-%j")
+
+
+def test_attach_shows_a_later_run_from_its_beginning_even_if_it_is_over(queue: Queue, slurm: Slurm) -> None:
+    job = queue.submit('print("hello from", __import__("os").environ["RANK"])', "slurm: {extra: [--hold]}")
+    attached = Going(queue.directory, distlaunch_argv("attach", job))
+    try:
+        attached.wait_for(f"Slurm job {job} is PENDING")
+        attached.process.send_signal(signal.SIGSTOP)
+        slurm.tool("scontrol", "release", job)
+        slurm.wait_state(job, "COMPLETED")
+        attached.process.send_signal(signal.SIGCONT)
+        assert attached.wait() == 0, attached.stderr
+        assert [f"hello from {rank}" in attached.stdout for rank in range(3)] == [True] * 3
+    finally:
+        attached.kill()
 
 
 def test_a_job_that_waits_says_why_and_can_be_stopped(queue: Queue) -> None:

@@ -666,8 +666,8 @@ def test_a_signal_while_a_job_waits_for_its_next_start_isnt_told_as_its_end(
     first = run_in(str(directory))
     assert first
 
-    def runs(word: str, interrupts: Interrupts, tell: Any) -> Iterator[Run]:
-        yield first
+    def runs(word: str, interrupts: Interrupts, tell: Any) -> Iterator[tuple[Run, bool]]:
+        yield first, False
         os.kill(os.getpid(), signal.SIGTERM)
         while not interrupts.any():
             following.pause(interrupts, PRESS_S)
