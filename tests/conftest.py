@@ -49,7 +49,7 @@ def _descriptors() -> set[str]:
 
 
 def _threads() -> set[threading.Thread]:
-    """Those that the module `threading` has started. xdist's own become known to it at any time."""
+    """Those that `threading` has started. It lists xdist's, of `_thread`, once they use it."""
     return {each for each in threading.enumerate() if not isinstance(each, threading._DummyThread)}
 
 

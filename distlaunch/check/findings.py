@@ -277,6 +277,9 @@ def _limits(facts: Mapping[str, Any], network: Mapping[str, Any]) -> Iterator[Fi
 
 
 def _software(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -> Iterator[Finding]:
+    if syntax := facts.get("syntax"):
+        what, do = f"{node.python} can't parse the script: {syntax}", "correct it, or set another python"
+        yield _error("software", what, "no rank can run it", do)
     missing = _items(facts.get("missing"))
     if missing:
         what = f"{node.python} lacks {listed(missing)}"

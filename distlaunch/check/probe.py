@@ -197,7 +197,12 @@ def software(asked: Facts) -> Facts:
         facts["nccl"] = nccl_of(directory)
     driver = re.search(r"Module\s+([\d.]+)", text_of("/proc/driver/nvidia/version"))
     facts["driver"] = driver.group(1) if driver else None
-    names = imported(script) if script.endswith(".py") and os.access(script, os.R_OK) else asked["imports"]
+    names = asked["imports"]
+    if script.endswith(".py") and os.access(script, os.R_OK):
+        try:
+            names = imported(script)
+        except (SyntaxError, ValueError) as error:  # ValueError: it contains null bytes
+            names, facts["syntax"] = [], str(error)
     if names:
         facts["missing"] = [name for name in names if importlib.util.find_spec(name) is None]
     return facts
@@ -224,7 +229,7 @@ def nccl_version(path: str) -> str:
 def imported(script: str) -> list[str]:
     """Return the names of packages that a script imports at its top level, except in `try` and `if`."""
     with open(script, "rb") as file:
-        tree = ast.parse(file.read())
+        tree = ast.parse(file.read(), script)
     names: list[str] = []
     for node in tree.body:
         if isinstance(node, ast.Import):

@@ -96,11 +96,17 @@ def test_reads_gpus_through_nvml_and_names_several_nccl_libraries(tmp_path: Path
 
 
 def test_the_exit_status_says_whether_the_job_can_work(tmp_path: Path) -> None:
-    for script, status in (("import json\n", 0), ("import nonesuch\n", 1)):
+    found = {
+        "import json\n": "",
+        "import nonesuch\n": "lacks nonesuch · the script imports it",
+        "import json\ndef train(:\n": "can't parse the script: invalid syntax (train.py, line 2) · no rank",
+        "import json\0\n": "can't parse the script: source code string cannot contain null bytes",
+    }
+    for script, error in found.items():
         (tmp_path / "train.py").write_text(script)
         (tmp_path / "job.yaml").write_text("script: train.py\ngpus_per_node: 0\n")
-        done = distlaunch("check", str(tmp_path / "job.yaml"), status=status)
-        assert ("lacks nonesuch · the script imports it" in done.stdout) == bool(status)
+        done = distlaunch("check", str(tmp_path / "job.yaml"), status=int(bool(error)))
+        assert ("error: software: " in done.stdout) == bool(error) and error in done.stdout, done.stdout
         assert done.stdout.splitlines()[-1].startswith("fine: reach (1 node, ")
 
 
