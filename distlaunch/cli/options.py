@@ -33,7 +33,7 @@ def _stray(words: tuple[str, ...], word: str) -> str:
     after_hosts = words[words.index("-H") + 2 :][:1] if "-H" in words else ()
     if after_hosts and not after_hosts[0].startswith("-") and not os.path.exists(after_hosts[0]):
         return f"unexpected argument {after_hosts[0]!r}: -H takes hosts separated by commas, as in -H a,b"
-    if (python := next((each for each in words[1:] if not each.startswith("-")), "")).startswith("python"):
+    if (python := words[words.index(word) - 1]).startswith("python"):
         return f"unexpected argument {word!r}: leave out {python}, as in `distlaunch run train.py`"
     if "=" in words:
         return "unexpected argument '=': write --set KEY=VALUE without spaces"

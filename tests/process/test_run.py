@@ -100,7 +100,7 @@ WITH_JSON = "--json can't be combined with --detach or --on"
         ("run job.yaml --set master_addr=nosuch.invalid", "master_addr: nosuch.invalid: "),
         ("run job.yaml --set rendezvous.endpoint=nosuch.invalid:2", "endpoint: nosuch.invalid: "),
         ("run job.yaml a=1", "distlaunch: unexpected argument 'a=1': use --set to override a key\n"),
-        ("run python3 train.py", "'train.py': leave out python3, as in `distlaunch run train.py`\n"),
+        ("run -n 2 python3 train.py", "'train.py': leave out python3, as in `distlaunch run train.py`\n"),
         ("dry-run job.yaml job.yaml", "put the script's arguments after --\n"),
         ("check-port --ssh-config nope localhost:29777", "--ssh-config nope: no such file\n"),
         ("check-port 29777", "29777: neither a job file nor host:port; write localhost:29777 for"),
