@@ -10,10 +10,6 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from distlaunch.launch.link import Link
-
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -71,31 +67,17 @@ def _run_command(words: Sequence[str]) -> int:
     """Run the command. Only distlaunch's own errors are caught, so a bug shows its traceback."""
     from distlaunch.errors import DistlaunchError
 
-    command = words[0] if words else ""
-    early = _opened_early(command, words)
     try:
-        return _run_with(command, words, early)
+        return _command_of(words)
     except DistlaunchError as error:
         from distlaunch.cli.output import say
 
         say(str(error))
         return error.exit_status
-    finally:
-        if early:
-            early.discard()
 
 
-def _opened_early(command: str, words: Sequence[str]) -> "Link | None":
-    """Open an agent on this machine if the command starts a job immediately and the job may run here."""
-    elsewhere = {"--detach", "-d", "--on"}.intersection(words) or "SLURM_JOB_ID" in os.environ
-    if command not in ("run", "torchrun") or elsewhere:
-        return None
-    from distlaunch.launch.opening import open_early
-
-    return open_early(shares_stdio=command == "torchrun")
-
-
-def _run_with(command: str, words: Sequence[str], early: "Link | None") -> int:
+def _command_of(words: Sequence[str]) -> int:
+    command = words[0] if words else ""
     if command == "exec":  # first, because many tasks may be waiting
         from distlaunch.cli.exec_task import run_exec
 
@@ -103,15 +85,15 @@ def _run_with(command: str, words: Sequence[str], early: "Link | None") -> int:
     if command == "torchrun":  # its command line is torchrun's, not Typer's
         from distlaunch.cli.torchrun import run_torchrun
 
-        return run_torchrun(words[1:], early)
+        return run_torchrun(words[1:])
     if command == "run":
         from distlaunch.cli.run import plain_options, run_with
 
         if options := plain_options(words[1:]):
-            return run_with(options, early)
+            return run_with(options)
     from distlaunch.cli.app import run_app
 
-    return run_app(words, early)
+    return run_app(words)
 
 
 def _fill_standard_descriptors() -> None:

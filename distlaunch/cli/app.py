@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -12,7 +12,6 @@ from typer import Argument, Option
 from distlaunch import __version__
 from distlaunch.cli.options import (
     Args,
-    Call,
     Fold,
     Hosts,
     Json,
@@ -36,15 +35,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-if TYPE_CHECKING:
-    from distlaunch.launch.link import Link
 
-
-def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
-    """Run the command line; return its exit status. `early` is an agent already open.
-
-    Raises `DistlaunchError`.
-    """
+def run_app(words: Sequence[str]) -> int:
+    """Run the command line; return its exit status. Raises `DistlaunchError`."""
     if words and words[0].endswith((".yaml", ".yml", ".py")):
         say(f"{words[0]!r} is not a command; to run it, use `distlaunch run {quote(words[0])}`")
         return Exit.USAGE
@@ -52,7 +45,7 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
         add_other_commands()  # this module's own commands don't need them
     try:
         with while_read() if {"--help", "-h"}.intersection(words) else nullcontext():
-            app(list(words), obj=Call(tuple(words), early))
+            app(list(words), obj=tuple(words))
     except SystemExit as end:  # Typer always exits with a number
         if hasattr(end.__context__, "possibilities"):  # only for unknown options
             _advise_on(end.__context__)
@@ -165,7 +158,7 @@ def run(
     settings = settings_of(overrides, fold=fold, unchecked=unchecked, unsynced=unsynced)
     source, words = job_and_args(context, job, args)
     options = RunOptions(source, words, settings, quiet, as_json, detach, view, on, typed)
-    raise typer.Exit(run_with(options, context.obj.early))
+    raise typer.Exit(run_with(options))
 
 
 Style = Annotated[

@@ -1,30 +1,18 @@
 """Arguments and options shared by several commands."""
 
 import os
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
 from distlaunch.errors import UsageError
 
-if TYPE_CHECKING:
-    from distlaunch.launch.link import Link
-
-
-class Call(NamedTuple):
-    """The Typer context object: facts about a command in addition to its arguments."""
-
-    words: tuple[str, ...]
-    """The whole command line."""
-    early: "Link | None"
-    """An agent on this machine, opened before the job was read."""
-
 
 def _check_dashes(context: typer.Context, args: list[str] | None) -> list[str] | None:
     """Reject arguments without `--`, which are probably a mistake. Raises `UsageError`."""
-    if args and "--" not in context.obj.words:
-        raise UsageError(_stray(context.obj.words, args[0]))
+    if args and "--" not in context.obj:
+        raise UsageError(_stray(context.obj, args[0]))
     return args
 
 
@@ -45,7 +33,7 @@ def job_and_args(
     context: typer.Context, job: str | None, args: list[str] | None
 ) -> tuple[str | None, tuple[str, ...]]:
     """Return the job file or script, if any, and the arguments, which are the words after `--`."""
-    words = context.obj.words
+    words = context.obj
     after = words[words.index("--") + 1 :] if "--" in words else ()
     return (None, after) if after and len(after) > len(args or ()) else (job, tuple(args or ()))
 

@@ -16,7 +16,6 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.cli.output import UnwritableError, print_json, print_run, say  # early: kept to the end
 from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.spec import JobSpec
-from distlaunch.launch.link import Link
 from distlaunch.launch.start import Start, in_rank, start_run
 from distlaunch.observers.run_list import index_path, is_listed
 from distlaunch.schedulers import MPI_SIZES, step_size, step_title, task_number
@@ -84,11 +83,11 @@ def plain_options(words: Sequence[str]) -> RunOptions | None:
     return RunOptions(jobs[0], tuple(words[dashes + 1 :]), settings_of(overrides, **chosen), **flags)
 
 
-def run_with(options: RunOptions, early: Link | None) -> int:
-    """Run the job; return its exit status. `early` is an agent already open. Raises `DistlaunchError`."""
+def run_with(options: RunOptions) -> int:
+    """Run the job; return its exit status. Raises `DistlaunchError`."""
     _check(options)
     try:
-        return _run(options, early)
+        return _run(options)
     except DistlaunchError as error:
         if options.as_json:
             from distlaunch.supervisor.summary import unstarted
@@ -97,7 +96,7 @@ def run_with(options: RunOptions, early: Link | None) -> int:
         raise
 
 
-def _run(options: RunOptions, early: Link | None) -> int:
+def _run(options: RunOptions) -> int:
     """Run the job in the foreground, in the background, or with its controller on another host."""
     # torchrun doesn't need YAML, which this imports
     from distlaunch.cli.job_file import check_not_simulated, load_job, with_code
@@ -126,7 +125,7 @@ def _run(options: RunOptions, early: Link | None) -> int:
     if options.detach:
         return run_detached(spec, options.quiet)
     fd = 2 if options.as_json else 1
-    summary = run_shown(spec, early, output_fd=fd, quiet=options.quiet, view=options.view)
+    summary = run_shown(spec, output_fd=fd, quiet=options.quiet, view=options.view)
     outcome = summary.state.outcome
     if options.as_json:
         try:
@@ -166,19 +165,17 @@ def _check(options: RunOptions) -> None:
         raise UsageError("--json can't be combined with --detach or --on; use `distlaunch wait --json RUN`")
 
 
-def run_shown(
-    spec: JobSpec, early: Link | None = None, *, output_fd: int = 1, quiet: bool = False, view: bool = False
-) -> "Summary":
+def run_shown(spec: JobSpec, *, output_fd: int = 1, quiet: bool = False, view: bool = False) -> "Summary":
     """Run `spec` and show the run; with `view`, full-screen. The ranks' output goes to `output_fd`.
 
     Raises `DistlaunchError`.
     """
     with Signals(spec.invocation.signals) as signals:  # from here on, Ctrl-C reaches a supervisor
-        start = start_run(spec, early)
+        start = start_run(spec)
         return _supervised(start, signals, "view" if view else "terminal", output_fd, quiet)
 
 
-def run_gathered(spec: JobSpec, gathering: "Gathering", early: Link | None = None) -> int:
+def run_gathered(spec: JobSpec, gathering: "Gathering") -> int:
     """Run this node's part of a job with several launchers; return the exit status of the whole job.
 
     Raises `DistlaunchError`.
@@ -187,8 +184,6 @@ def run_gathered(spec: JobSpec, gathering: "Gathering", early: Link | None = Non
     from distlaunch.launch.join import blocked
 
     with Signals(spec.invocation.signals) as signals:
-        if early:
-            early.discard()  # its lease may expire while launchers gather
         gathered = gather(spec, gathering, signals, say)
         if isinstance(gathered, Gathered):
             try:

@@ -285,7 +285,7 @@ def _run_there(context: typer.Context, typed: str, run: str, way: Sequence[Any])
 
     if len(context.params.get("places") or ()) > 1:
         raise UsageError(f"{typed} is on another host, so it must be the only one; use a command for each")
-    ssh, words, command = ssh_to(*way), context.obj.words, context.command.name
+    ssh, words, command = ssh_to(*way), context.obj, context.command.name
     files = {context.params.get("output"), context.params.get("trace")} - {None}
     unnamed = set() if context.params.get("as_json") else {None}
     if command == "checkout" or (command in ("report", "bundle") and (files or unnamed) - {"-"}):

@@ -10,7 +10,6 @@ from distlaunch.compat import torchrun_job
 from distlaunch.compat.flags import FLAGS, parse_flags
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import JobSpec
-from distlaunch.launch.link import Link
 
 NOT_FOUND = 127
 """The exit status that shells use for a missing program."""
@@ -29,11 +28,8 @@ docs/torchrun.md describes what each flag does.
 """
 
 
-def run_torchrun(words: Sequence[str], early: Link | None = None) -> int:
-    """Run a torchrun command line; return its exit status. `early` is an agent already open.
-
-    Raises `DistlaunchError`.
-    """
+def run_torchrun(words: Sequence[str]) -> int:
+    """Run a torchrun command line; return its exit status. Raises `DistlaunchError`."""
     flags = parse_flags(words, os.environ)
     if flags.help:
         from textwrap import indent, wrap  # only help needs it
@@ -42,7 +38,7 @@ def run_torchrun(words: Sequence[str], early: Link | None = None) -> int:
         print_text(USAGE.format(flags=indent(names, "  ")))
         return Exit.OK
     if why := torchrun_job.left_to_torch(flags, os.environ):
-        _hand_over(why, words, early)
+        _hand_over(why, words)
     for line in torchrun_job.flag_messages(flags):
         say(line)
     place = here()
@@ -51,12 +47,12 @@ def run_torchrun(words: Sequence[str], early: Link | None = None) -> int:
     from distlaunch.cli.run import run_gathered, run_shown  # after the command line has been parsed
 
     if flags.nodes[1] == 1:
-        return run_shown(spec, early, quiet=True).state.outcome
+        return run_shown(spec, quiet=True).state.outcome
     gathering = torchrun_job.gathering_of(flags, place.hostname, os.environ)
     for line in torchrun_job.gathering_messages(flags):
         say(line)
     arrival = gathering.arrival._replace(lacks=_lacks(spec))
-    return run_gathered(spec, gathering._replace(arrival=arrival), early)
+    return run_gathered(spec, gathering._replace(arrival=arrival))
 
 
 def _lacks(spec: JobSpec) -> str:
@@ -106,12 +102,10 @@ def here() -> torchrun_job.Here:
     )
 
 
-def _hand_over(why: str, words: Sequence[str], early: Link | None) -> None:
+def _hand_over(why: str, words: Sequence[str]) -> None:
     """Exec torch's own elastic agent."""
     python = os.environ.get("PYTHON_EXEC") or sys.executable
     say(f"{why} needs torch's elastic agent; handing over to {python} -m torch.distributed.run")
-    if early:
-        early.discard()
     sys.stderr.flush()
     try:
         os.execvp(  # noqa: S606 — there is no shell, as wanted

@@ -45,7 +45,6 @@ class Link:
         self._behind_boot = b""  # commands sent before the modules
         self._protocol_error = ""
         self.at_end = self.pulling = False
-        self._unused, self.opened_at = True, time.monotonic()
         self._pidfd = -1
         if transport.direct:
             self._open(streams.without_marker())
@@ -55,7 +54,6 @@ class Link:
 
         If several nodes share the link, each receives every node's frames.
         """
-        self._unused = False
         data = wire.encode_command(node, as_object(command))
         if self._boot:
             self._behind_boot += data
@@ -165,14 +163,6 @@ class Link:
         waiting.register(self.exit_descriptor(), select.POLLIN)
         return bool(waiting.poll(seconds * 1000))
 
-    def discard(self) -> None:
-        """Kill an unused agent immediately, without leaving a trace."""
-        if not self._unused:
-            return
-        self.kill()
-        self._process.wait()
-        self.close()
-
     @property
     def patience_s(self) -> float:
         """Return the seconds that the process has to exit before it is killed.
@@ -202,7 +192,6 @@ class Link:
 
     def close(self) -> None:
         """Close the pipes. Reap the process if it has been killed or has exited."""
-        self._unused = False
         self._process.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)

@@ -5,7 +5,6 @@ import importlib.util
 import marshal
 import os
 import sys
-import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -13,19 +12,15 @@ from importlib.machinery import SourceFileLoader
 
 import distlaunch.agent
 from distlaunch.agent.poller import make_room
-from distlaunch.agent.wire import LEASE_S
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.here import runs_ranks
+from distlaunch.job.spec import JobSpec
 from distlaunch.launch import process
 from distlaunch.launch.link import Link
 from distlaunch.transports.container import BY_SRUN, Container, entry, in_step
 from distlaunch.transports.handshake import Bundle, Streams, boot_text, candidates_text
 from distlaunch.transports.slurm import NODE_VARIABLE, LabeledStreams, SlurmStep
 from distlaunch.transports.transport import Local, Transport
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # an early agent starts before the job is read
-    from distlaunch.job.spec import JobSpec
 
 PYTHON = os.environ.get("DISTLAUNCH_PYTHON", sys.executable)
 """The interpreter to try first on nodes: that of the user's command, even if --on forwards the command."""
@@ -43,39 +38,13 @@ _TRAVELS = 1
 """zlib's compression level. Level 6 would take 8 ms more at each start, for 184 KiB instead of 210 KiB."""
 
 
-def open_early(shares_stdio: bool) -> Link | None:
-    """Start an agent on this machine for the first node of a job. Return its link; None if that fails.
-
-    The agent boots on another core while YAML and the supervisor are imported. With `shares_stdio`, its
-    workers can use the stdin and stdout of this process. `discard` the link if the job doesn't need it.
-    """
-    with contextlib.suppress(DistlaunchError):  # if the job needs it, opening it again shows the error
-        link = _open(Local(), 0, None, (0, 1) if shares_stdio else ())
-        link.flush()
-        return link
-    return None
-
-
-def open_links(
-    spec: "JobSpec", early: Link | None = None, joined: Mapping[int, Link] | None = None
-) -> dict[int, Link]:
-    """Start the transports to all nodes. The `early` agent serves the first node, or is discarded.
-
-    It can't serve a job whose interpreter, container or stdin requires another agent. Its lease may expire if
-    building packages for the nodes takes long. `joined` are the links that nodes' own launchers opened.
-    """
+def open_links(spec: JobSpec, joined: Mapping[int, Link] | None = None) -> dict[int, Link]:
+    """Start the transports to all nodes. `joined` are the links that nodes' own launchers opened."""
     make_room_for_many(len(spec.pool))
     links = dict(joined or {})
-    first = spec.nodes[0]
-    fits = (spec.program_of(first).python or PYTHON) == sys.executable and not spec.container
-    fresh = early and time.monotonic() - early.opened_at < LEASE_S / 2
-    if early and fresh and isinstance(first.reach, Local) and fits and spec.stdin == "none":
-        links[0] = early
     for group in _groups(spec):
         if group[0] not in links:
             links |= dict.fromkeys(group, open_link(spec, *group))
-    if early and links[0] is not early:
-        early.discard()
     make_room(DESCRIPTORS_PER_LINK * len(links) + RESERVE)
     return links
 
@@ -89,7 +58,7 @@ def make_room_for_many(nodes: int) -> None:
         make_room(DESCRIPTORS_PER_LINK * nodes + RESERVE)
 
 
-def open_link(spec: "JobSpec", *indices: int) -> Link:
+def open_link(spec: JobSpec, *indices: int) -> Link:
     """Start the transport to a node, or one step for several nodes. Each agent will send a hello."""
     first = indices[0]
     reach, named = spec.pool[first].reach, spec.program_of(spec.pool[first]).python
@@ -101,7 +70,7 @@ def open_link(spec: "JobSpec", *indices: int) -> Link:
     return _open(reach, first, named, spec.shared)
 
 
-def _groups(spec: "JobSpec") -> Iterable[list[int]]:
+def _groups(spec: JobSpec) -> Iterable[list[int]]:
     """Yield the groups of nodes that share a step."""
     large = spec.allocation and len(spec.pool) > STEP_NODES and not spec.container
     if not large or not all(isinstance(node.reach, SlurmStep) for node in spec.pool):
@@ -116,7 +85,7 @@ def _groups(spec: "JobSpec") -> Iterable[list[int]]:
         yield from (indices[size * part // count : size * (part + 1) // count] for part in range(count))
 
 
-def _open_container(spec: "JobSpec", container: Container, index: int, named: str | None) -> Link:
+def _open_container(spec: JobSpec, container: Container, index: int, named: str | None) -> Link:
     """Open a container on the node, with the node's shell or with srun itself."""
     node = spec.pool[index]
     reach = Local(container.runtime) if isinstance(node.reach, Local) else node.reach

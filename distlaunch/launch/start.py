@@ -69,8 +69,8 @@ class Start(Frozen):
             links.watch(self.listener.fd, self.listener.turn)
 
 
-def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListener | None" = None) -> Start:
-    """Begin a run of `spec`. `early` is the link that `open_early` has opened for the run.
+def start_run(spec: JobSpec, listener: "InboundListener | None" = None) -> Start:
+    """Begin a run of `spec`.
 
     After some checks on this machine, create the run directory, begin to open the links, and list the run for
     other commands. Nodes with their own launchers have joined, or will join, through the `listener`.
@@ -110,7 +110,7 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
 
             code = record(spec.tree, directory, run_id)
         joined = {i: link for i in range(len(spec.pool)) if (link := _joined(spec, i, run_id, listener))}
-        links = open_links(spec, early, joined)
+        links = open_links(spec, joined)
     except BaseException:
         directory.close()
         directory.remove()

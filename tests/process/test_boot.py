@@ -17,11 +17,9 @@ from pathlib import Path
 import pytest
 
 from distlaunch.agent import messages, procfs
-from distlaunch.agent.wire import LEASE_S, READY_MARKER, encode_command
-from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
+from distlaunch.agent.wire import READY_MARKER, encode_command
 from distlaunch.launch import process
 from distlaunch.launch.link import Link, Links
-from distlaunch.launch.opening import open_early, open_links
 from distlaunch.transports.failure import NO_PYTHON, TOO_OLD, Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.handshake import (
     NUDGE,
@@ -33,7 +31,7 @@ from distlaunch.transports.handshake import (
     candidates_text,
 )
 from distlaunch.transports.ssh import Ssh
-from distlaunch.transports.transport import Command, Local
+from distlaunch.transports.transport import Local
 from tests.harness import (
     PATIENCE_S,
     ROOT,
@@ -190,57 +188,6 @@ def test_a_leaving_agent_starts_no_workers(tmp_path: Path) -> None:
         if pid:
             with contextlib.suppress(ProcessLookupError):
                 kill(pid)
-
-
-# The code that agents are started from, also before the job file is read
-
-
-@pytest.fixture
-def early() -> Link:
-    link = open_early(shares_stdio=False)
-    assert link is not None
-    return link
-
-
-OURS, ANOTHER = sys.executable, "/another/python"
-
-
-@pytest.mark.parametrize(
-    ("node", "python", "taken"),
-    [
-        (NodeSpec("a"), None, True),
-        (NodeSpec("a"), OURS, True),
-        (NodeSpec("a", python=OURS), ANOTHER, True),
-        (NodeSpec("a"), ANOTHER, False),
-        (NodeSpec("a", python=ANOTHER), OURS, False),
-        (NodeSpec("a", Command("a", ("env",))), None, False),
-    ],
-    ids=["no python", "ours", "ours on that node", "another", "another on that node", "another host"],
-)
-def test_an_early_agent_is_used_or_ends(node: NodeSpec, python: str | None, taken: bool, early: Link) -> None:
-    program = Program("command", ("true",), workdir="/", python=python)
-    links = open_links(JobSpec("job", (node,), program, Logs("/")), early)
-    assert (links[0] is early) is taken
-    assert early.has_ended is not taken
-    links[0].discard()
-    early.discard()  # as the command does in the end, whatever has become of it
-
-
-def test_an_early_agent_is_replaced_before_its_lease_expires(early: Link) -> None:
-    early.opened_at -= LEASE_S / 2
-    links = open_links(
-        JobSpec("job", (NodeSpec("a"),), Program("command", ("true",), workdir="/"), Logs("/")), early
-    )
-    assert early.has_ended and not links[0].has_ended
-    links[0].discard()
-
-
-def test_an_early_agent_in_use_is_not_discarded(early: Link) -> None:
-    early.send(0, messages.Ping())
-    early.discard()
-    assert not early.has_ended
-    early.hang_up()
-    early.close()
 
 
 def test_an_agent_that_is_suspended_before_it_has_started_is_killed(tmp_path: Path) -> None:
