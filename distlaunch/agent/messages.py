@@ -93,8 +93,8 @@ class StartWorkers(Frozen):
     node. `warning` is the signal sent to the workers when the agent is stopped. `flight` requests flight
     recorder dumps. `temporary` lists variables to set to the path of a directory that the agent deletes. The
     programs in `environment`, a path, come first in the workers' PATH. `collects` is set if `Close` may
-    request files. A launcher that joined has its own program, so it accepts only the parts of this command
-    that `distlaunch.contract.ranks_alone` keeps.
+    be followed by `Collect`. A launcher that joined has its own program, so it accepts only the parts of this
+    command that `distlaunch.contract.ranks_alone` keeps.
     """
 
     attempt: int
@@ -213,10 +213,11 @@ class DialAll(Frozen):
 
 
 class Collect(Frozen):
-    """The files to send at the end of the job, as patterns with `*`, `?` and, for directories, `**`.
+    """Send files that match the patterns, which may contain `*`, `?` and, for directories, `**`.
 
-    Patterns are absolute or relative to `workdir`. Patterns and `workdir` may begin with ~. At most `limit`
-    bytes are sent. The search doesn't enter the directory `apart`, which contains the logs.
+    This follows a `Close` once the workers have ended on all nodes, since they may share a disk. Patterns are
+    absolute or relative to `workdir`. Patterns and `workdir` may begin with ~. At most `limit` bytes
+    are sent. The search doesn't enter the directory `apart`, which contains the logs.
     """
 
     paths: Tuple[str, ...]
@@ -228,16 +229,16 @@ class Collect(Frozen):
 class Close(Frozen):
     """Send the workers `signum`, and SIGKILL after the grace period. Then sweep, flush and exit.
 
-    `outcome` is the exit status of the job. `why` is the root cause, shown by a launcher that joined. The
-    files to `collect` are sent after the sweep. A second `Close`, without `collect`, cancels the rest of the
-    collection.
+    `outcome` is the exit status of the job. `why` is the root cause, shown by a launcher that joined. With
+    `collects`, the agent doesn't exit before it has answered a `Collect`. A second `Close`, without
+    `collects`, cancels the rest of the collection.
     """
 
     grace_s: float
     signum: int
     outcome: int
     why: str
-    collect: Optional[Collect] = None
+    collects: bool = False
 
 
 # Reports: from an agent to the controller. Most of them are also events of the supervisor.

@@ -36,7 +36,7 @@ FLUSH_S = 15.0
 REQUEST_S = 5.0
 """Maximum seconds for which an agent that was stopped waits for the request for files to collect."""
 _READ = 1 << 18
-_WHILE_LEAVING = (messages.Ping, messages.StopWorkers, messages.Reap, messages.Close)
+_WHILE_LEAVING = (messages.Ping, messages.StopWorkers, messages.Reap, messages.Close, messages.Collect)
 """Commands that an agent still obeys while leaving. Others would start processes that nothing waits for."""
 
 
@@ -119,6 +119,7 @@ class Agent:
             messages.Listen: self._on_listen,
             messages.DialAll: self._on_dial,
             messages.Close: self._on_close,
+            messages.Collect: self._on_collect,
         }
         self._guardian = os.getppid()
         self._link_lost = self._link_full = self._leaving = self._collects = self._expects_request = False
@@ -220,7 +221,8 @@ class Agent:
             self._outbox.discard()  # including output printed during the grace period
             return
         try:
-            if self._outbox.write(self._link_out) and self._leaving and self._workers.swept:
+            is_last = self._leaving and self._workers.swept and not self._expects_request
+            if self._outbox.write(self._link_out) and is_last:
                 self._poller.after(FLUSH_S, "flush", self._lose_link)
         except OSError:
             # The reader is gone. Commands that it sent before are still valid, and the end of the input
@@ -390,9 +392,12 @@ class Agent:
 
     def _on_close(self, command: messages.Close) -> None:
         self._leaving, self._collection = True, None  # a second Close cancels the collection
-        self._expects_request = False
-        if command.collect:
-            from distlaunch.agent.collection import Collection  # few jobs collect files
-
-            self._collection = Collection(command.collect, self._outbox)
+        self._expects_request = command.collects and not self._link_lost
+        self._poller.cancel("request")
         self._workers.stop(command.grace_s, command.signum)
+
+    def _on_collect(self, command: messages.Collect) -> None:
+        from distlaunch.agent.collection import Collection  # few jobs collect files
+
+        self._expects_request = False
+        self._collection = Collection(command, self._outbox)

@@ -1,7 +1,8 @@
 """Files sent by nodes at the end of a job, written to `collected/NODE` in the run directory.
 
 Nodes don't choose where files are written. Each path must be new, and below its node's directory. A node
-can't send more than it announces. Files that are incomplete or don't fit on the disk are removed.
+can't send more than it announces. Files that are incomplete or don't fit on the disk are removed. Until then,
+the directory has another name, which it keeps if this process is killed.
 """
 
 import errno
@@ -16,10 +17,9 @@ from distlaunch.agent.tree import stays_inside
 from distlaunch.agent.wire import ProtocolError
 from distlaunch.job.spec import Collect
 from distlaunch.observers.outlet import CAPACITY
-from distlaunch.observers.run_directory import FLUSH_S, LogWriter
+from distlaunch.observers.run_directory import COLLECTED, COLLECTING, FLUSH_S, LogWriter
 from distlaunch.wording import counted, cut, listed, size_words
 
-DIRECTORY = "collected"
 FULL = {os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT)}
 SPARE = 2 * CAPACITY
 """Bytes to keep free on the disk for the run's other files."""
@@ -44,6 +44,9 @@ class Files:
 
     def __init__(self, directory: str, collect: Collect) -> None:
         self._directory, self._collect = directory, collect
+        self._place = os.path.join(directory, COLLECTING)
+        with suppress(OSError):  # a full disk; the writer tries again
+            os.mkdir(self._place, 0o700)
         self._writer = LogWriter(directory)
         self._writer.patience_s = FLUSH_S  # nothing else is urgent anymore
         self._nodes: dict[int, _Node] = {}
@@ -85,20 +88,23 @@ class Files:
         node.missing -= len(piece)
         if self._full or not (node.sizes and node.fits):
             return
-        self._writer.append(f"{DIRECTORY}/{node.label}/{next(reversed(node.sizes))}", piece)
+        self._writer.append(f"{COLLECTING}/{node.label}/{next(reversed(node.sizes))}", piece)
         self._full = self._writer.trouble in FULL  # since any earlier piece: the writer is a thread
         if self._full:
             self._sift()  # immediately makes room for the run's other files
 
-    def _sift(self) -> list[dict[str, Any]]:
-        """Close all files, remove incomplete ones, and return the others as JSON objects."""
+    def _sift(self) -> list[dict[str, Any]] | None:
+        """Close all files, remove incomplete ones, and return the others as JSON objects.
+
+        Return None if the disk is stalled, because removing a file could take forever.
+        """
         if not self._writer.flush():
-            return []  # a stalled disk, on which removing a file could take forever
+            return None
         self._writer.close()
         kept = []
         for node in self._nodes.values():
             for path, size in node.sizes.items():
-                place = os.path.join(self._directory, DIRECTORY, node.label, path)
+                place = os.path.join(self._place, node.label, path)
                 with suppress(OSError):
                     if os.lstat(place).st_size == size:
                         kept.append({"node": node.label, "path": path, "size": size})
@@ -116,15 +122,27 @@ class Files:
             node.end = FilesEnd(0, (("all files", "the node sent none"),), 0)
         self._nodes = dict(sorted(self._nodes.items()))
         kept, left_out = self._sift(), dict[str, list[str]]()
+        if kept is not None:
+            self._rename()
+        kept = kept or []
         there = {(file["node"], file["path"]) for file in kept}
         for node in self._nodes.values():
             missing = [path for path in node.sizes if (node.label, path) not in there]
             if text := self._left_out(node, missing):
                 left_out.setdefault(text, []).append(node.label)
         size = size_words(sum(file["size"] for file in kept))
-        done = f"collected {counted(len(kept), 'file')} ({size}) into {self._directory}/{DIRECTORY}"
+        done = f"collected {counted(len(kept), 'file')} ({size}) into {self._place}"
         lines = [f"not collected from {listed(labels)}: {text}" for text, labels in left_out.items()]
         return kept[:MAX_LISTED], [done, *lines] if kept else lines
+
+    def _rename(self) -> None:
+        """Give the directory its final name, or remove it if it is empty."""
+        final = os.path.join(self._directory, COLLECTED)
+        with suppress(OSError):
+            os.rmdir(self._place)
+        with suppress(OSError):
+            os.rename(self._place, final)
+            self._place = final
 
     def _left_out(self, node: _Node, missing: list[str]) -> str:
         """List a node's files that are `missing` or were not sent, with reasons; "" if there are none."""

@@ -262,7 +262,7 @@ class _JoinedAgent(Agent):
             self._part.say(command.why)
         self._informed = self.ranks.stopping = True
         self.outcome = command.outcome
-        super()._on_close(command._replace(collect=None))  # `collect` contains paths
+        super()._on_close(command._replace(collects=False))  # `Collect`, which contains paths, is not allowed
 
     def _on_start(self, command: messages.StartWorkers) -> None:
         """Start this launcher's own program as these ranks."""

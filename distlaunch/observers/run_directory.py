@@ -24,6 +24,8 @@ from distlaunch.supervisor.status import Status, document_of, status_of
 STATUS, EVENTS, SUMMARY = "status.json", "events.jsonl", "summary.json"
 STOPPED = "stopped"
 """An empty file that `distlaunch stop` creates before it sends SIGINT."""
+COLLECTED, COLLECTING = "collected", "collecting"
+"""The directories of the files from the nodes: at the end, and until then, when they may be incomplete."""
 CONTROLLER_LOG = "controller.log"
 """The stderr of a controller without a terminal: messages from observers, and tracebacks."""
 CODE = "code.json"

@@ -16,6 +16,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.procfs import boot_id, pid_namespace, state
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.observers.run_directory import (
+    COLLECTING,
     CONTROLLER_LOG,
     EVENTS,
     FRESH_S,
@@ -51,7 +52,6 @@ MAX_NAMED = 8
 """Maximum runs listed in the message about an ambiguous name."""
 _T = TypeVar("_T")
 _ID = re.compile(r"(?P<job>.+)-(?P<when>\d{8}-\d{6})-(?P<chance>[0-9a-f]{8})")
-_UNSAVED = "the end of the ranks' output may be missing"
 _LIST = "`distlaunch ps -a` lists all known runs"
 
 
@@ -195,7 +195,7 @@ def _ended_unseen(directory: str, status: Status) -> Status:
         path = starts_path(os.path.dirname(directory), job.id, job.scheduler)
         if is_stopped(path) and [each.run for each in starts_in(path)[-1:]] == [status.run]:
             name = f"{title_of(job.scheduler)} job {job.id}"
-            why = f"{name} was cancelled, which killed its controller; {_UNSAVED}"
+            why = f"{name} was cancelled, which killed its controller; {_unsaved(directory)}"
             return status._replace(state=RunState.CANCELLED, exit_status=CANCELLED_STATUS, why=why)
     return status._replace(state=RunState.LOST, why=_why_lost(directory, status.controller))
 
@@ -208,7 +208,16 @@ def _why_lost(directory: str, controller: ControllerProcess) -> str:
         return f"{who} ended when the machine restarted"
     down = "" if known else ", or its machine went down"
     log = f"; see {CONTROLLER_LOG} in the run directory" if size_of(directory, CONTROLLER_LOG) else ""
-    return f"{who} ended without reporting a result (it crashed or was killed{down}); {_UNSAVED}{log}"
+    return (
+        f"{who} ended without reporting a result (it crashed or was killed{down}); {_unsaved(directory)}{log}"
+    )
+
+
+def _unsaved(directory: str) -> str:
+    """Describe what may be missing after the end of a controller that left no final status."""
+    collects = os.path.isdir(os.path.join(directory, COLLECTING))
+    files = f"; files to collect are missing or incomplete (see {COLLECTING}/ in the run directory)"
+    return f"the end of the ranks' output may be missing{files if collects else ''}"
 
 
 def heard(directory: str) -> float | None:

@@ -116,8 +116,8 @@ def _close_all(
     why = state.cause.preliminary if state.cause else ""
     for i, node in enumerate(state.nodes):
         if isinstance(node, Linked) or node is End.CLEAN:
-            collect = collect_of(state, i) if state.interrupts < 2 else None
-            actions.append(Send(i, Close(grace_s, signum, state.outcome, why, collect)))
+            collects = state.interrupts < 2 and collect_of(state, i) is not None
+            actions.append(Send(i, Close(grace_s, signum, state.outcome, why, collects)))
         elif isinstance(node, Connecting | Retrying):
             actions.append(Drop(i))
             state = state.with_node(i, given_up(node, node.failure))
@@ -159,10 +159,17 @@ def on_swept(event: Swept, state: State, now: float) -> Step:
 
 
 def drain_when_clean(state: State, now: float) -> Step:
-    """Give the remaining output its own time limit once every node is clean. The first rule of STOPPING."""
+    """Request the remaining data once every node is clean. The first rule of STOPPING."""
     if state.due_at(Timer.CLOSE) is None or state.nodes.counts.linked:
         return state, ()
-    return state.without_timers(Timer.CLOSE).with_timer(Timer.DRAIN, now + DRAIN_S), ()
+    return _drain(state.without_timers(Timer.CLOSE), now)
+
+
+def _drain(state: State, now: float) -> tuple[State, tuple[Action, ...]]:
+    """Request the files to collect, which no rank changes anymore, and limit the time for the rest."""
+    clean = (i for i, node in enumerate(state.nodes) if node is End.CLEAN and state.interrupts < 2)
+    requests = [Send(i, collect) for i in clean if (collect := collect_of(state, i))]
+    return state.with_timer(Timer.DRAIN, now + DRAIN_S), tuple(requests)
 
 
 def on_output_flows(event: OutputFlows, state: State, now: float) -> Step:
@@ -259,6 +266,5 @@ def close_overdue(state: State, now: float) -> Step:
         what = unconfirmed if unclean else late_output
         actions += [Drop(i), ShowMessage("warning", f"gave up on {state.label(i)}: {what}")]
         state = state.with_node(i, Lost(occupied=may_be_occupied(state.nodes[i])))
-    if unclean:
-        state = state.with_timer(Timer.DRAIN, now + DRAIN_S)
-    return state, tuple(actions)
+    state, requests = _drain(state, now) if unclean else (state, ())
+    return state, (*actions, *requests)

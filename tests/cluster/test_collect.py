@@ -17,7 +17,7 @@ from tests.cluster.test_sync import desk_of
 from tests.faults.agents import Lie, python_that_lies
 from tests.faults.disks import freezable_disk, frozen, small_disk
 from tests.faults.memory import Meter, bare_mib
-from tests.harness import PRESS_S, distlaunch, open_gate, running, wait_until, write_job
+from tests.harness import PRESS_S, distlaunch, kill, open_gate, running, wait_until, write_job
 
 WRITES = """
 import os, pathlib
@@ -104,7 +104,7 @@ def test_ctrl_c_twice_ends_the_collection_at_once(tmp_path: Path) -> None:
     script = f"open('first', 'w').write('x'); open('huge', 'w').truncate({4 << 30})"
     job = write_job(tmp_path, script, "gpus_per_node: 0\ncollect: {paths: [first, huge], limit: 8GiB}")
     with running(job) as going:
-        wait_until(lambda: bool([*tmp_path.glob("runs/*/collected/node0/huge")]), lambda: going.stderr)
+        wait_until(lambda: bool([*tmp_path.glob("runs/*/collecting/node0/huge")]), lambda: going.stderr)
         going.process.send_signal(signal.SIGINT)
         going.wait_for("already stopping")
         time.sleep(PRESS_S)  # faster, it would count as one
@@ -112,6 +112,43 @@ def test_ctrl_c_twice_ends_the_collection_at_once(tmp_path: Path) -> None:
         assert going.wait() == 0, going.stderr
         assert files_in(going.run_directory() / "collected") == {"node0/first": b"x"}
     assert "huge (is incomplete)" in going.stderr
+
+
+def test_what_the_last_rank_saves_at_the_end_is_collected_too(tmp_path: Path) -> None:
+    """The nodes share a directory, as on a cluster. When rank 1 exits, node0 has long been without ranks."""
+    os.mkfifo(tmp_path / "gate")
+    script = """
+        import os, signal, sys
+        def save(*_):
+            if os.environ["RANK"] == "1":
+                open("gate").read()
+                open("final", "w").write("whole")
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        print("ready", os.environ["RANK"], os.getpid(), flush=True)
+        signal.pause()
+    """
+    keys = "nodes: 2\nprocs_per_node: 1\ngpus_per_node: 0\nrendezvous: none\ncollect: [final]\n"
+    with running(write_job(tmp_path, script, keys)) as going:
+        going.wait_ready(2)
+        going.process.send_signal(signal.SIGINT)
+        going.wait_for("waiting for rank 1 (node1, pid ")
+        open_gate(tmp_path / "gate")
+        assert going.wait() == 130, going.stderr
+        assert files_in(going.run_directory() / "collected") == {"node0/final": b"whole"}
+
+
+def test_a_killed_controller_leaves_no_incomplete_file_under_its_name(tmp_path: Path) -> None:
+    script = f"open('huge', 'w').truncate({4 << 30})"
+    job = write_job(tmp_path, script, "gpus_per_node: 0\ncollect: {paths: [huge], limit: 8GiB}")
+    with running(job) as going:
+        wait_until(lambda: bool([*tmp_path.glob("runs/*/collecting/node0/huge")]), lambda: going.stderr)
+        kill(going.process.pid)
+        going.wait()
+        directory = going.run_directory()
+        assert not (directory / "collected").exists()
+        said = distlaunch("wait", str(directory), status=71).stderr
+    assert "files to collect are missing or incomplete (see collecting/ in the run directory)" in said
 
 
 def test_a_full_disk_keeps_the_summary(tmp_path: Path) -> None:
@@ -138,7 +175,7 @@ def test_a_disk_that_fills_up_meanwhile_gets_room_again_at_once(
             for _ in range(pieces):
                 files.take(0, "a", bytes(1 << 17))
                 assert quick or files._writer.flush()
-        assert [path.name for path in (disk / "collected" / "a").iterdir()] == ["small"]
+        assert [path.name for path in (disk / "collecting" / "a").iterdir()] == ["small"]
         kept, lines = files.close({1: "b"})
     assert [file["path"] for file in kept] == ["small"]
     assert "large (No space left on device), later (No space left on device)" in lines[1]

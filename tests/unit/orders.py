@@ -50,7 +50,11 @@ class Close(Frozen):
     signum: int = 15
 
 
-_KINDS = (HoldPort, FindRoute, PlaceTree, StopWorkers, Capture, Reap, WarnWorkers, Close)
+class Collect(Frozen):
+    node: int
+
+
+_KINDS = (HoldPort, FindRoute, PlaceTree, StopWorkers, Capture, Reap, WarnWorkers, Close, Collect)
 KINDS: dict[type, Any] = {getattr(messages, kind.__name__): kind for kind in _KINDS}
 
 

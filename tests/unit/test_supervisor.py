@@ -25,7 +25,17 @@ from distlaunch.supervisor.status import ControllerProcess, RunState, Status, st
 from distlaunch.supervisor.step import begin, step
 from distlaunch.supervisor.summary import OWN_NETWORK, Summary
 from distlaunch.transports.failure import Kind, LinkFailure
-from tests.unit.orders import Capture, Close, FindRoute, HoldPort, PlaceTree, Reap, StopWorkers, orders
+from tests.unit.orders import (
+    Capture,
+    Close,
+    Collect,
+    FindRoute,
+    HoldPort,
+    PlaceTree,
+    Reap,
+    StopWorkers,
+    orders,
+)
 from tests.unit.samples import PEER_GONE, WATCHDOG, bounded, spec_of
 from tests.unit.test_random_histories import check_step, with_tree
 from tests.unit.test_reports import EVENTS, EXITED
@@ -833,6 +843,24 @@ def test_a_clean_node_has_time_to_deliver_when_another_is_lost_or_given_up(given
         job.feed(lost(1), after=STOP_S + STOP_MARGIN_S - 2.0)
         assert wanted(job.wait(2.0)) == []
     assert job.feed(lost(0, clean=True)) == [Finish()]
+
+
+@pytest.mark.parametrize("end", ["clean", "lost", "given up", "insisted"])
+def test_files_are_requested_once_no_rank_is_left_on_any_node(end: str) -> None:
+    """Nodes may share a disk, to which the last rank still writes."""
+    job = History(f"{TWO}\ncollect: [x]").to_stopping()
+    asked = list(job.feed(Swept(0, 0, 0), after=1.0).of(Collect))
+    if end == "clean":
+        asked += job.feed(Swept(1, 0, 0), after=1.0).of(Collect)
+    elif end == "lost":
+        asked += job.feed(lost(1), after=1.0).of(Collect)
+    elif end == "given up":
+        asked += job.wait(STOP_S + STOP_MARGIN_S).of(Collect)
+    else:
+        job.feed(SIGINT, after=1.0)
+        job.feed(SIGINT, after=1.0)
+        asked += job.feed(Swept(1, 0, 0), after=1.0).of(Collect)
+    assert asked == [Collect(0)] * (end != "insisted")
 
 
 def test_output_that_a_clean_node_could_not_deliver_is_told() -> None:
