@@ -11,7 +11,7 @@ from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S, FailureKind, JobSpec
 from distlaunch.plan.placement import LaunchPlan
 from distlaunch.supervisor.actions import ShowMessage
-from distlaunch.supervisor.nodes import Node, Nodes, RankStates, Reaping, Up, is_missing
+from distlaunch.supervisor.nodes import Node, Nodes, RankStates, Reaping, Up, WorkerPhase, is_missing
 from distlaunch.transports.transport import Joined
 from distlaunch.wording import exit_words
 
@@ -366,9 +366,15 @@ class State(Frozen):
         return part.first_rank + local_rank
 
     def cut_off(self, node: int) -> list[int]:
-        """Return the ranks of a node that was lost before all of their output had arrived."""
-        part = self.plan.part_of(node) if self.plan and is_missing(self.nodes[node]) else None
-        return [rank for rank in part.ranks if self.workers[rank].pid] if part and part.logs is None else []
+        """Return the ranks of a node that was lost before all of their output had arrived.
+
+        They include those whose start has not been reported.
+        """
+        started = self.plan and self.started_at is not None and is_missing(self.nodes[node])
+        part = self.plan.part_of(node) if self.plan and started else None
+        if part is None or part.logs is not None:
+            return []
+        return [rank for rank in part.ranks if self.workers[rank].phase is not WorkerPhase.UNSTARTED]
 
     def called(self, rank: int) -> str:
         """Return the short name of a worker in messages: `rank 3`, or just `mpirun` for the only mpirun."""

@@ -114,7 +114,8 @@ class Summary(Frozen):
             return []
         cause, allocation = self.state.cause, self.state.spec.allocation
         one = len({self._node_of(rank) for rank in ranks}) == 1
-        how = f"are incomplete: {'the node was' if one else 'the nodes were'} lost"
+        are = "are" if all(self.state.workers[rank].pid for rank in ranks) else "may be"
+        how = f"{are} incomplete: {'the node was' if one else 'the nodes were'} lost"
         if not any(map(failure_of, self.state.nodes)):
             how = f"may be incomplete: distlaunch gave up on the {'node' if one else 'nodes'}"
         if cause and cause.scheduled and allocation:

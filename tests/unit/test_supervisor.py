@@ -703,6 +703,14 @@ def test_the_summary_tells_what_became_of_the_other_ranks(events: list[Event], e
     assert any("network of the host" in line for line in lines) == any("network" in line for line in expected)
 
 
+def test_what_ranks_printed_may_be_lost_even_if_their_start_was_not_reported() -> None:
+    job = foreseeing()
+    job.feed(*answers(0), *answers(1))
+    job.now_in(Phase.RUNNING).feed(lost(1, "", Kind.SILENT))
+    gaps = "logs of ranks 2-3 may be incomplete: the node was lost before all output had arrived"
+    assert job.state.cut_off(1) == [2, 3] and gaps in Summary(job.state, "", {}, 1.0).lines()
+
+
 def test_a_lost_node_takes_its_running_workers_with_it() -> None:
     job = History().to_running()
     job.feed(ended(2, 0))
