@@ -133,8 +133,8 @@ RECONNECT_MAX_S = 30.0
 
 def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, now: float) -> Step:
     """Treat a node as lost, and its workers with it. `before` is the node's previous state."""
-    if state.phase is Phase.CONNECTING and not state.spec.elastic and _connects_again(state, now):
-        state = state.with_timer(Timer.REJOIN, state.began_at + state.spec.limits.connect_s)
+    if state.phase is Phase.CONNECTING and _connects_again(state, now):
+        state = _with_rejoin(state)
     state = lost(state, node, before, failure, now)
     if state.phase is Phase.STOPPING:
         if (state.cause and state.cause.scheduled) or _was_suspended(state, now):
@@ -159,7 +159,11 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
 def _connects_again(state: State, now: float) -> bool:
     """Return whether to connect again to a node lost while others connect. Nothing has started yet."""
     in_time = now < state.began_at + state.spec.limits.connect_s
-    return state.spec.takes_nodes_back and in_time and not state.asked
+    return state.spec.takes_nodes_back and not state.spec.elastic and in_time and not state.asked
+
+
+def _with_rejoin(state: State) -> State:
+    return state.with_timer(Timer.REJOIN, state.began_at + state.spec.limits.connect_s)
 
 
 def _awaiting(state: State, node: int, cause: Cause) -> ShowMessage:
@@ -361,6 +365,10 @@ def not_connected(state: State, node: int, this: Connecting, failure: LinkFailur
     """Handle a failed connection attempt, and try again if that can help."""
     if this.away or state.phase is not Phase.CONNECTING:
         return reconnect_later(state, node, Retrying(this.tries, failure, this.away), now), ()
+    if isinstance(state.spec.pool[node].reach, Joined) and _connects_again(state, now):
+        cause = cause_of_loss(state, node, "its launcher exited", now)
+        state = reconnect_later(_with_rejoin(state), node, Retrying(this.tries, failure), now)
+        return state, (_awaiting(state, node, cause),)
     answer_by = state.due_at(Timer.ANSWER, node)
     in_time = answer_by is not None and now < answer_by
     if in_time and failure.worth_retrying and this.tries < MAX_TRIES:

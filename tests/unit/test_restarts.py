@@ -18,6 +18,7 @@ from distlaunch.supervisor.events import AgentUp, Event, LinkEnded, NodeArrived
 from distlaunch.supervisor.nodes import Lost, Unusable, Up, may_be_occupied, phase_word, unfit_words
 from distlaunch.supervisor.state import Phase, Timer, Why
 from distlaunch.transports.failure import Kind
+from distlaunch.transports.transport import Joined
 from tests.unit.orders import Close, FindRoute, HoldPort, PlaceTree, Reap, StopWorkers
 from tests.unit.samples import PEER_GONE
 from tests.unit.test_supervisor import (
@@ -522,6 +523,22 @@ def test_a_node_lost_while_others_connect_is_tried_until_it_is_back_or_the_time_
     if not returns:
         assert job.now == T + CONNECT_S and job.blamed == (Exit.NODE_LOST, None, 0)
         assert job.state.cause and f"and did not reconnect: {kind.value}; nothing" in job.state.cause.text
+
+
+@pytest.mark.parametrize("restarts", [RESTARTS, ""])
+def test_another_launcher_may_join_for_one_that_was_killed_before_its_agent_was_there(restarts: str) -> None:
+    job = Job(text_of(restarts=restarts))
+    spec = job.state.spec
+    nodes = (spec.nodes[0], spec.nodes[1]._replace(reach=Joined("b")))
+    job.state = job.state._replace(spec=spec._replace(nodes=nodes))
+    said = texts(job.feed(up(0), unreachable(1, Kind.ABSENT)))
+    if not restarts:
+        assert job.state.phase is Phase.STOPPING
+        return
+    assert said == ["b was lost: its launcher exited; waiting for it to reconnect"]
+    assert Connect(1) in job.tick()
+    job.feed(up(1), messages.Reaped(1, 0))
+    assert job.state.phase is Phase.PREPARING
 
 
 def test_nodes_that_leave_while_others_connect_are_missing_once_their_links_have_ended() -> None:
