@@ -101,6 +101,8 @@ class Controller:
         self._awake_at = self._wakes_by = time.clock_gettime(CLOCK)
         self._attempts = Attempts()
         self._finished = False
+        self._requeueing: threading.Thread | None = None
+        self._requeue_messages = list[str]()
         self.files = None
         if start.spec.collect.paths:
             from distlaunch.launch.collecting import Files  # few jobs collect files
@@ -124,6 +126,10 @@ class Controller:
             self._links.turn(wait_s)
             self._look_at_clock()
         self._links.close(wait=self.state.interrupts < 3)
+        if self._requeueing:
+            self._requeueing.join()
+            for text in self._requeue_messages:
+                self._tell(Observer.remarked, text)
         return self.state
 
     def _wait_s(self) -> float:
@@ -192,6 +198,20 @@ class Controller:
         if isinstance(event, FIRST_SIGNS_OF_WORKERS) and self._attempts.note(self.state):
             self._next_watch = now
             self._tell(Observer.started, self.state, now)
+        if self.state.cause and self.state.cause.scheduled and not self._requeueing:
+            self._requeue()
+
+    def _requeue(self) -> None:
+        """Requeue a job that has reached its time limit before the scheduler kills this process.
+
+        Its ranks may take longer to end than the scheduler waits. The new start comes only after this one.
+        """
+        if is_to_go_on(self.state):
+            asked = (self.state, self._requeue_messages.append)
+            thread = threading.Thread(target=ask_for_another, args=asked, daemon=True)
+            with suppress(RuntimeError):  # no more threads can be started
+                thread.start()
+                self._requeueing = thread
 
     def _execute(self, todo: tuple[actions.Action, ...], now: float) -> None:
         for action in todo:
@@ -380,7 +400,7 @@ def _fate_by_stop(spec: JobSpec) -> events.AllocationReported:
 
 
 def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
-    """Requeue the job if it should continue. Call `tell` with messages about the result.
+    """Requeue the job if it should continue, once per run. Call `tell` with messages about the result.
 
     Called at the end of a run. Requeues are recorded in the list of starts, so that they can be counted. The
     batch script looks there, too: the status of a run whose rank was killed is that of a killed distlaunch.
@@ -389,7 +409,9 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
     if allocation is None or not allocation.requeues or not most:
         return
     path, scheduler = path_of_starts(state.spec), load(allocation.scheduler)
-    append(path, {"decided": True})
+    if any(line.get("decided") == state.run_id for line in lines_of(path)):
+        return
+    append(path, {"decided": state.run_id})
     if not is_to_go_on(state):
         return
     from distlaunch.schedulers import queue  # imported already, by that scheduler

@@ -13,7 +13,7 @@ from textwrap import dedent
 import pytest
 
 from tests.cluster.slurm import OVER, Slurm
-from tests.cluster.test_slurm import WAITS
+from tests.cluster.test_slurm import LIMIT, WAITS
 from tests.harness import PATIENCE_S, Going, distlaunch, distlaunch_argv, kill, wait_until
 from tests.process.commands import SLEEPER
 from tests.process.test_replaced import Installed
@@ -194,6 +194,28 @@ def test_the_status_of_a_run_that_removes_its_directory_is_known(queue: Queue, s
     assert not os.path.exists(row["directory"])
     distlaunch("wait", job, status=0)
     assert told.read_text() == "0\n"
+
+
+@pytest.mark.long
+def test_a_job_whose_ranks_outlast_its_time_limit_until_slurm_kills_everything_is_requeued(
+    queue: Queue, slurm: Slurm
+) -> None:
+    """At the first start; the second ends by itself."""
+    stubborn = """
+        import os, signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("from start", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            time.sleep(600)
+    """
+    job = queue.submit(stubborn, "restarts: {requeue: 1}\ntimeouts: {stop: 10m}")
+    queue.wait_for(job, "from start 0", times=3)
+    for command in LIMIT.replace("JOB", job).split(";"):
+        slurm.tool(*command.split())
+    queue.wait_for(job, "reached its time limit")
+    queue.wait_for(job, "from start 1", times=3)
+    assert distlaunch("wait", job).returncode == 0, queue.output(job)
+    assert len(queue.starts(job)) == 2
 
 
 def test_files_are_collected_from_ranks_that_slurm_ends_at_once(queue: Queue, slurm: Slurm) -> None:
