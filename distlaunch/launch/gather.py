@@ -5,7 +5,6 @@ connect to the controller and act as its agents (`distlaunch.launch.joined_agent
 """
 
 import errno
-import hashlib
 import os
 import socket
 import time
@@ -31,7 +30,7 @@ NAME_S = 60.0
 """Maximum seconds to wait until the name of a host that has just started, such as a pod, resolves."""
 
 
-TAKEOVER_S = 10.0
+TAKEOVER_S = 3.0
 """Seconds for which a launcher waits for another one on its host, which is exiting, to leave the endpoint."""
 LOOK_S = 2.0
 """Seconds between two searches for the process that uses the port."""
@@ -92,7 +91,7 @@ class _Entry:
         """
         claimed = self._claimed()
         if not claimed and self._gathering.serves:
-            what = f"another launcher of this job on this host controls {self._gathering.label}"
+            what = f"another launcher on this host uses port {self._gathering.ports[0]}"
             if time.monotonic() > self._late_at:
                 raise JoinError(f"{what}; {self._gathering.taken}", Exit.PORT_TAKEN)
             return what
@@ -111,20 +110,20 @@ class _Entry:
         return None
 
     def _claimed(self) -> bool:
-        """Claim the endpoint. Return whether no other launcher of this job on this host controls it.
+        """Claim the endpoint's port. Return whether no other launcher on this host controls a job there.
 
         While ranks start, nothing listens there. The listener keeps the claim until this process exits: a
-        socket with a name in the kernel's abstract namespace (unix(7)). After TAKEOVER_S seconds, a launcher
-        claims nothing: it was one too many for a job, and must not begin that again once it has ended.
+        socket with a name in the kernel's abstract namespace (unix(7)), which each network namespace has its
+        own of, like ports. After TAKEOVER_S seconds, a launcher claims nothing: it was one too many for a
+        job, and must not begin that again once it has ended.
         """
         if self.listener.claim or not self._gathering.fixed:
             return True
         if time.monotonic() > self._late_at:
             return False
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        name = f"{os.geteuid()} {self._gathering.label} {self._gathering.arrival.job}"
         try:
-            claim.bind(f"\0distlaunch-{hashlib.sha256(name.encode()).hexdigest()}")
+            claim.bind(f"\0distlaunch-port-{self._gathering.ports[0]}")
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 claim.close()

@@ -205,7 +205,7 @@ class InboundListener:
             return
         visitor.received += data
         if visitor.received.startswith(join.TORCHS_FIRST):
-            what = "runs torchrun: run `distlaunch torchrun` on all nodes, or torchrun on all"
+            what = "is torch's: run `distlaunch torchrun` on all nodes, or torchrun on all"
             self._turn_away(visitor, what)
         elif not visitor.received.startswith(join.MAGIC[: len(visitor.received)]):
             self._turn_away(visitor, "sent an invalid message")

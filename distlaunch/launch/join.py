@@ -419,12 +419,12 @@ class Launcher:
         if _is_torchs(host, port):
             return (
                 "a torch TCPStore uses this address: if torchrun was started, run `distlaunch torchrun` on "
-                "all nodes; if it is another job's, use another port; otherwise the run already has all its "
-                "nodes"
+                "all nodes; if it is another job's, use another port; otherwise, the run has all its nodes, "
+                "or is still stopping the ranks of one that it lost"
             )
         words = getattr(error, "strerror", None) or str(error)
         words = f"it lacks {words}" if isinstance(error, KeyError) else words
-        what = f"the process that listens there is not the controller of this job ({words})"
+        what = f"the process that listens there may not be the controller of this job ({words})"
         # Without a fixed port, the controller uses the next one if another program has the first.
         unreached = self._gathering.unreached
         return f"{what}; {'use another port, or correct the address' if self._gathering.fixed else unreached}"

@@ -441,11 +441,15 @@ def _too_few(state: State, now: float) -> JobOver:
 
 
 def _with_retries(state: State, now: float) -> State:
-    """Return `state` with further attempts to connect the nodes that the job starts without."""
+    """Return `state` with further attempts to connect the nodes that the job starts without.
+
+    Only once such an attempt has been made can another launcher join in place of one that has exited.
+    """
     for index, node in enumerate(state.nodes):
         if isinstance(node, Unusable) and node.failure and node.failure.may_pass:
             state = state.with_node(index, Retrying(2, node.failure, Away(new=True)))
-            state = state.with_timer(Timer.RETRY, now + RECONNECT_MAX_S, index)
+            wait_s = 0.0 if isinstance(state.spec.pool[index].reach, Joined) else RECONNECT_MAX_S
+            state = state.with_timer(Timer.RETRY, now + wait_s, index)
     return state
 
 

@@ -214,6 +214,9 @@ def test_a_job_whose_ranks_outlast_its_time_limit_until_slurm_kills_everything_i
         slurm.tool(*command.split())
     queue.wait_for(job, "reached its time limit")
     queue.wait_for(job, "from start 1", times=3)
+    (row,) = rows(queue.starts(job)[0])
+    assert (row["state"], row["exit_status"]) == ("FAILED", 143)
+    assert row["why"].startswith(f"Slurm job {job} reached its time limit; its controller was killed before")
     assert distlaunch("wait", job).returncode == 0, queue.output(job)
     assert len(queue.starts(job)) == 2
 

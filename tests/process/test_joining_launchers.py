@@ -245,7 +245,7 @@ def test_reports_a_listener_that_is_not_a_controller(
                 if answer == b"":
                     connection.close()
         assert run.wait() == Exit.UNREACHABLE
-        assert "the process that listens there is not the controller of this job (" in run.stderr
+        assert "the process that listens there may not be the controller of this job (" in run.stderr
         assert why in run.stderr and "Traceback" not in run.stderr
 
 
@@ -264,7 +264,7 @@ def test_recognizes_a_torchrun_that_connects(place: Path, port: int) -> None:
     with launcher(place, port, meets="c10d") as first:
         first.wait_for("waiting for")
         with launcher(place, port, "--rdzv-conf=is_host=0", meets="c10d", argv=TORCHRUN):
-            words = "which runs torchrun: run `distlaunch torchrun` on all nodes, or torchrun on all"
+            words = "which is torch's: run `distlaunch torchrun` on all nodes, or torchrun on all"
             first.wait_for(f"closed a connection from 127.0.0.1, {words}")
         assert first.process.poll() is None
 
@@ -276,20 +276,22 @@ def test_a_launcher_too_many_does_not_disturb_a_job_that_trains(tmp_path: Path, 
     with launcher(tmp_path, port) as first, launcher(tmp_path, port, node=1) as second:
         first.wait_for("here")
         with launcher(tmp_path, port, node=1) as third:
-            third.wait_for("otherwise the run already has all its nodes")
+            third.wait_for("otherwise, the run has all its nodes, or is still stopping")
         (tmp_path / "fifo").write_text("go on")
         all_ended_well([first, second], last="sum 2\n")
 
 
+@pytest.mark.parametrize("word", ["--rdzv-id=7", "--rdzv-id=other", "--rdzv-endpoint=127.0.0.1:PORT"])
 def test_a_launcher_too_many_does_not_begin_a_second_job_while_nothing_listens(
-    place: Path, port: int
+    place: Path, port: int, word: str
 ) -> None:
+    """Nor one of another job, which would take the port from the ranks of the first."""
     start = partial(launcher, place, port, meets="c10d")
     with start() as first, start() as second:
         workers([first, second])
-        with launcher(place, port, "--rdzv-conf=join_timeout=13", meets="c10d") as third:
-            refused = f"waiting for the node with the address localhost:{port}: Connection refused"
-            third.wait_for(refused, times=2)  # after 10 s
+        words = ("--rdzv-conf=join_timeout=8", word.replace("PORT", str(port)))
+        with launcher(place, port, *words, meets="c10d") as third:
+            third.wait_for(f":{port}: Connection refused")  # after 5 s
             second.process.terminate()
             assert statuses([first, second]) == [143, 143], told([first, second])
             assert (third.wait(), "nodes (joined" in third.stderr) == (Exit.UNREACHABLE, False)

@@ -541,6 +541,16 @@ def test_another_launcher_may_join_for_one_that_was_killed_before_its_agent_was_
     assert job.state.phase is Phase.PREPARING
 
 
+def test_another_launcher_may_join_an_elastic_job_at_once_that_started_without_a_killed_one() -> None:
+    job = Job(text_of(restarts=RESTARTS, nodes="[a, b]") + "\nmin_nodes: 1")
+    spec = job.state.spec
+    nodes = (spec.nodes[0], spec.nodes[1]._replace(reach=Joined("b")))
+    job.state = job.state._replace(spec=spec._replace(nodes=nodes))
+    job.feed(up(0), unreachable(1, Kind.ABSENT))
+    assert job.state.phase is Phase.PREPARING
+    assert Connect(1) in job.wait()
+
+
 def test_nodes_that_leave_while_others_connect_are_missing_once_their_links_have_ended() -> None:
     job = Job(text_of("[a, b, c]", "min_nodes: 2"))
     job.feed(up(0), up(1), *(messages.AgentLeaving(node, signal.SIGTERM) for node in (0, 1)), up(2))
