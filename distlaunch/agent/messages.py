@@ -159,9 +159,13 @@ class WarnWorkers(Frozen):
 
 
 class Reap(Frozen):
-    """Kill everything that an earlier agent of the run left behind on the node."""
+    """Kill everything that an earlier agent of the run left behind on the node.
+
+    If that agent is still stopping its workers, they have up to `grace_s` to exit.
+    """
 
     run_id: str
+    grace_s: float
 
 
 class Setup(Frozen):

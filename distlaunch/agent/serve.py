@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 GRACE_S = 10.0
 REAP_INTERVAL_S = 0.05
+_LEAVING = "-leaving"
+"""Suffix of the run ID in the claim of an agent that is stopping its workers, without a controller."""
 """Seconds between checks for killed processes that aren't children, since no signal announces their exit."""
 FLUSH_S = 15.0
 """Seconds without progress after which the remaining output is discarded, once everything is swept."""
@@ -100,6 +102,8 @@ class Agent:
         self._workers = Workers(self._poller, self._outbox, directory, self._flush_early)
         self._hold: network.Hold | None = None
         self._claim: object | None = None  # from `sweep.claim`
+        self._notice: object | None = None  # also from there, while this agent leaves early
+        self._run_id = ""
         self._tree: Placement | None = None
         self._collection: Collection | None = None
         self._grace_s, self._lease_s = GRACE_S, wire.LEASE_S
@@ -271,6 +275,7 @@ class Agent:
         """Stop the workers, then exit, without a `Close` from the controller."""
         if not self._leaving:
             self._leaving, self._status = True, wire.LEFT_EARLY
+            self._notice = sweep.claim(self._run_id + _LEAVING, self._node)
             self._workers.stop(self._grace_s, self._warning)
 
     def _renew_lease(self) -> None:
@@ -354,6 +359,7 @@ class Agent:
         self._grace_s, self._lease_s, self._warning = command.grace_s, command.lease_s, command.warning
         self._collects = command.collects
         self._renew_lease()
+        self._run_id = command.run_id
         self._claim = self._claim or sweep.claim(command.run_id, self._node)
         self._workers.start(command)
 
@@ -361,15 +367,21 @@ class Agent:
         self._expects_request = False  # the job restarts
         self._workers.stop(command.grace_s)
 
-    def _on_reap(self, command: messages.Reap, killed: int = 0) -> None:
+    def _on_reap(self, command: messages.Reap, killed: int = 0, until: float = 0.0) -> None:
         """Kill the processes of the run until none is left and no other agent of the run can start any.
 
-        `killed` counts the processes killed by earlier calls.
+        If another agent is leaving, wait for it until the monotonic time `until`. `killed` counts the
+        processes killed by earlier calls.
         """
+        until = until or time.monotonic() + command.grace_s
         self._claim = self._claim or sweep.claim(command.run_id, self._node)
+        another = not self._claim and not sweep.claim(command.run_id + _LEAVING, self._node)
+        if another and time.monotonic() < until:
+            self._poller.after(REAP_INTERVAL_S, "reap", lambda: self._on_reap(command, killed, until))
+            return
         fresh = sweep.kill_run(command.run_id, self._node)
         if fresh or not self._claim:
-            self._poller.after(REAP_INTERVAL_S, "reap", lambda: self._on_reap(command, killed + fresh))
+            self._poller.after(REAP_INTERVAL_S, "reap", lambda: self._on_reap(command, killed + fresh, until))
         else:
             self._outbox.report(messages.Reaped(self._node, killed))
 

@@ -244,11 +244,11 @@ class _JoinedAgent(Agent):
         """Find the route, and look for this launcher's own program, not the controller's."""
         super()._on_route(command._replace(needs=command.needs and self._part.needs()))
 
-    def _on_reap(self, command: messages.Reap, killed: int = 0) -> None:
+    def _on_reap(self, command: messages.Reap, killed: int = 0, until: float = 0.0) -> None:
         """Kill only leftover processes of the run that this launcher has joined."""
         if command.run_id != self._seat.run_id:
             raise wire.ProtocolError("a controller may stop only processes of its own run")
-        super()._on_reap(command, killed)
+        super()._on_reap(command, killed, until)
 
     def _on_stop(self, command: messages.StopWorkers) -> None:
         """Show why the attempt is ending, and stop it. Ranks that fail from now on count as stopped."""

@@ -292,7 +292,8 @@ def on_agent_up(event: AgentUp, state: State, now: float) -> Step:
         state = state.with_node(event.node, Reaping(event.facts, node.tries, node.away))
         # Another host can't end the workers that may be left on the lost one: `fence_due` goes on.
         waits = node.away.occupied and state.replaces_host(event.node)
-        return state, () if waits else (Send(event.node, Reap(state.run_id)),)
+        reap = Send(event.node, Reap(state.run_id, state.spec.limits.stop_s))
+        return state, () if waits else (reap,)
     up = Up(event.facts, asked=node.asked, held=node.held, code=node.code)
     return _admit(state, event.node, up, 1, True, now)
 

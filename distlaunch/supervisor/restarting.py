@@ -290,8 +290,8 @@ def _waiting(state: State, found: int, now: float) -> Step:
 def fence_due(state: State, node: int, now: float) -> Step:
     """Treat a lost node as empty: its workers must have ended by now. Another host may take its place."""
     this = state.nodes[node]
-    reap = (Send(node, Reap(state.run_id)),) if state.replaces_host(node) else ()
-    return state.with_node(node, emptied(this)), reap
+    reap = Send(node, Reap(state.run_id, 0.0))
+    return state.with_node(node, emptied(this)), (reap,) if state.replaces_host(node) else ()
 
 
 def _next_attempt(state: State, found: tuple[int, ...], now: float) -> Step:

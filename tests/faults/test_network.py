@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.faults import mangler, scenes
 from tests.faults.figures import Figures, Pace, fault
 from tests.faults.networks import inside, lossy, narrow
 from tests.faults.scenes import earlier_seen, interrupted, lost, lost_within_s, started_run, starts, there
-from tests.harness import PATIENCE_S, Run, kill, open_gate, running, wait_gone
+from tests.harness import PATIENCE_S, Run, kill, open_gate, running, wait_gone, wait_until
 
 TOLD_S = 1.0
 """A broken link is told so soon."""
@@ -153,6 +154,41 @@ def test_a_broken_connection_loses_its_node(
         lost(run)
         assert re.search(f"{host2} was lost: .*({words})", run.stderr), run.stderr
         site.assert_gone(before)
+
+
+def opens(gate: Path) -> bool:
+    """Let the process go on that reads the fifo `gate`, if there is one."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
+        return True
+    return False
+
+
+SAVES = worker("""
+    def save(*_):
+        if RANK == "1":
+            open("gate").read()
+            open("saved", "w").close()
+        sys.exit()
+    signal.signal(signal.SIGTERM, save)
+    ready()
+    wait()
+""")
+
+
+@pytest.mark.fault(45, "sshd's session process is killed, and its rank is saving its work", promise="6")
+def test_ranks_of_a_node_that_is_back_at_once_keep_their_grace_period(site: Site, figures: Figures) -> None:
+    gate = site.directory / "gate"
+    os.mkfifo(gate)
+    job = there(site, HOSTS[:2], SAVES, restarts={"max": 1})
+    with started_run(job, 2, cwd=site.directory) as (run, ranks):
+        kill_session(site, ranks[1])
+        wait_until(lambda: len(run.events("AgentUp")) == 3, lambda: run.stderr)
+        wait_until(lambda: opens(gate), lambda: run.stderr)
+        starts(run, 1, 2)
+        figures("processes of the old attempt that the new one saw", earlier_seen(run, 1), 0, unit="")
+        assert (site.directory / "saved").exists()
+        interrupted(run)
 
 
 @pytest.mark.once

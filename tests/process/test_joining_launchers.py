@@ -528,7 +528,7 @@ LIES: dict[str, Any] = {
     "no number": START._replace(workers=(RANK._replace(env={"LOCAL_RANK": "0"}),)),
     "a number that is none": START._replace(workers=(RANK._replace(env={"RANK": "../5"}),)),
     "ranks of another run": START._replace(run_id="job-2"),
-    "the end of another run": messages.Reap("job-2"),
+    "the end of another run": messages.Reap("job-2", 0.0),
     "to listen": messages.Listen(None, "token"),
     "to connect": messages.DialAll((("localhost", 22),), 1.0, "token"),
 }
