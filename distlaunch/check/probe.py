@@ -186,6 +186,8 @@ def software(asked: Facts) -> Facts:
         found = importlib.util.find_spec(asked["module"].partition(".")[0])
         if found is None:
             facts["missing"] = [asked["module"]]
+    relative = (each for each in os.environ.get("PYTHONPATH", "").split(":") if not each.startswith("/"))
+    sys.path += [os.path.join(os.path.expanduser(asked["workdir"]), each) for each in relative if each]
     torch = None if asked["setup"] else importlib.util.find_spec("torch")
     if torch and torch.origin:
         directory = os.path.dirname(torch.origin)
@@ -227,9 +229,15 @@ def nccl_version(path: str) -> str:
 
 
 def imported(script: str) -> list[str]:
-    """Return the names of packages that a script imports at its top level, except in `try` and `if`."""
+    """Return the names of packages that a script imports at its top level, except in `try` and `if`.
+
+    Return none for a script that changes the search path.
+    """
     with open(script, "rb") as file:
-        tree = ast.parse(file.read(), script)
+        source = file.read()
+    tree = ast.parse(source, script)
+    if b"sys.path" in source:
+        return []
     names: list[str] = []
     for node in tree.body:
         if isinstance(node, ast.Import):

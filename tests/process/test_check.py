@@ -99,12 +99,16 @@ def test_the_exit_status_says_whether_the_job_can_work(tmp_path: Path) -> None:
     found = {
         "import json\n": "",
         "import nonesuch\n": "lacks nonesuch · the script imports it",
+        "import sys\nsys.path.append('lib')\nimport nonesuch\n": "",
+        "import own\n": "",  # in a directory on PYTHONPATH, which is relative to the workdir
         "import json\ndef train(:\n": "can't parse the script: invalid syntax (train.py, line 2) · no rank",
         "import json\0\n": "can't parse the script: source code string cannot contain null bytes",
     }
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "own.py").touch()
     for script, error in found.items():
         (tmp_path / "train.py").write_text(script)
-        (tmp_path / "job.yaml").write_text("script: train.py\ngpus_per_node: 0\n")
+        (tmp_path / "job.yaml").write_text("script: train.py\ngpus_per_node: 0\nenv: {PYTHONPATH: src}\n")
         done = distlaunch("check", str(tmp_path / "job.yaml"), status=int(bool(error)))
         assert ("error: software: " in done.stdout) == bool(error) and error in done.stdout, done.stdout
         assert done.stdout.splitlines()[-1].startswith("fine: reach (1 node, ")
