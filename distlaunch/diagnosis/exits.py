@@ -365,8 +365,9 @@ def _needs_stdin(what: str, needed: str) -> Callable[[Ending], str]:
 
 def _no_package(ending: Ending) -> str:
     python = f"the workers' Python ({ending.python})" if ending.python else "the program's Python"
-    own = "your own modules must be in the workdir (sync.include adds files that git ignores)"
-    return f"{python} lacks a package: install it there, or use another Python; {own}"
+    own = "your own modules must be beside the script or on PYTHONPATH"
+    lacks = f"{python} lacks a package: install it there, or use another Python"
+    return f"{lacks}; {own} (sync.include adds files that git ignores)"
 
 
 def _data_loader(ending: Ending) -> str:

@@ -366,7 +366,10 @@ def not_connected(state: State, node: int, this: Connecting, failure: LinkFailur
     """Handle a failed connection attempt, and try again if that can help."""
     if this.away or state.phase is not Phase.CONNECTING:
         return reconnect_later(state, node, Retrying(this.tries, failure, this.away), now), ()
-    if isinstance(state.spec.pool[node].reach, Joined) and _connects_again(state, now):
+    had_joined = isinstance(state.spec.pool[node].reach, Joined) and not state.spec.elastic
+    if had_joined and failure.kind is Kind.ABSENT:
+        failure = failure._replace(kind=Kind.LOST)
+    if had_joined and _connects_again(state, now):
         cause = cause_of_loss(state, node, "its launcher exited", now)
         state = reconnect_later(_with_rejoin(state), node, Retrying(this.tries, failure), now)
         return state, (_awaiting(state, node, cause),)

@@ -533,6 +533,7 @@ def test_another_launcher_may_join_for_one_that_was_killed_before_its_agent_was_
     job.state = job.state._replace(spec=spec._replace(nodes=nodes))
     said = texts(job.feed(up(0), unreachable(1, Kind.ABSENT)))
     if not restarts:
+        assert said == ["connection lost: 1 of 2 nodes can't be used (b); nothing was started"]
         assert job.state.phase is Phase.STOPPING
         return
     assert said == ["b was lost: its launcher exited; waiting for it to reconnect"]
