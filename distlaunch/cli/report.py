@@ -15,7 +15,7 @@ from distlaunch.cli.output import print_json, print_raw, print_text, say
 from distlaunch.cli.runs import Which, offered
 from distlaunch.errors import UsageError
 from distlaunch.runs.run import find, replace_older
-from distlaunch.runs.submissions import run_of
+from distlaunch.runs.submissions import end_after, run_of
 from distlaunch.wording import counted
 
 _DIFF = "Compare with this run instead of the job's last good run."
@@ -31,7 +31,9 @@ def why(which: Which = None, diff: Diff = None, verbose: Verbose = False, as_jso
     from distlaunch.observers.console import escape
     from distlaunch.runs.why import explain
 
-    found = explain(run_of(which), find(diff) if diff else None, with_stacks=True)
+    found = explain(run := run_of(which), find(diff) if diff else None, with_stacks=True)
+    if later := end_after(which, run):
+        say(later)
     if as_json:
         print_json(found.document())
         return

@@ -479,17 +479,32 @@ def _check_end(queued: Submission, last: Status, tell: Callable[[str], None]) ->
 
     Raises `DistlaunchError` if a script has failed after a run that succeeded.
     """
-    if queued.at and last.state is RunState.FAILED and _was_requeued(queued, last):
-        if run_list.is_stopped(queued.starts):
-            tell(f"{queued.name} was cancelled before its next start")
-        elif re.match(_FAILED, (state := state_of(queued)).state):
-            tell(f"{queued.name} {state.ending} without starting another run{_see(queued)}")
+    if text := _end_without_run(queued, last):
+        tell(text)
     if not queued.at and last.state is RunState.SUCCEEDED:
         state = state_of(queued)
         if re.match(_FAILED, state.state):  # its script did more than the run
             raise DistlaunchError(f"{queued.name} {state.ending}, although its last run succeeded")
         if state.state == GONE.state:
             tell(f"{queued.name} left the queue; whether its script failed after the run is unknown")
+
+
+def _end_without_run(queued: Submission, last: Status) -> str:
+    """Return how a job ended after its `last` run and a requeue, before it started another run, or ""."""
+    if queued.at and last.state is RunState.FAILED and _was_requeued(queued, last):
+        if run_list.is_stopped(queued.starts):
+            return f"{queued.name} was cancelled before its next start"
+        if re.match(_FAILED, (state := state_of(queued)).state):
+            return f"{queued.name} {state.ending} without starting another run{_see(queued)}"
+    return ""
+
+
+def end_after(word: str | None, run: Run) -> str:
+    """Return how the queued job that a word refers to ended, if its last `run` doesn't show it, or ""."""
+    with suppress(DistlaunchError):  # the scheduler doesn't answer
+        if queued := submission(word):
+            return _end_without_run(queued, run.status)
+    return ""
 
 
 def _was_requeued(queued: Submission, last: Status) -> bool:
