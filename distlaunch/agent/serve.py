@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 GRACE_S = 10.0
 REAP_INTERVAL_S = 0.05
+"""Seconds between checks for killed processes that aren't children, since no signal announces their exit."""
 _LEAVING = "-leaving"
 """Suffix of the run ID in the claim of an agent that is stopping its workers, without a controller."""
-"""Seconds between checks for killed processes that aren't children, since no signal announces their exit."""
 FLUSH_S = 15.0
 """Seconds without progress after which the remaining output is discarded, once everything is swept."""
 REQUEST_S = 5.0

@@ -242,7 +242,10 @@ def claim(run_id: str, node: int) -> object | None:
     """
     import socket  # not needed by the guardian
 
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    except OSError:
+        return None
     try:
         sock.bind("\0distlaunch-%s-%d" % (run_id, node))
     except OSError:

@@ -186,8 +186,8 @@ def software(asked: Facts) -> Facts:
         found = importlib.util.find_spec(asked["module"].partition(".")[0])
         if found is None:
             facts["missing"] = [asked["module"]]
-    relative = (each for each in os.environ.get("PYTHONPATH", "").split(":") if not each.startswith("/"))
-    sys.path += [os.path.join(os.path.expanduser(asked["workdir"]), each) for each in relative if each]
+    relative = (each for each in os.environ.get("PYTHONPATH", "/").split(":") if not each.startswith("/"))
+    sys.path += [os.path.join(os.path.expanduser(asked["workdir"]), each) for each in relative]
     torch = None if asked["setup"] else importlib.util.find_spec("torch")
     if torch and torch.origin:
         directory = os.path.dirname(torch.origin)

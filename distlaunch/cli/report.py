@@ -32,8 +32,6 @@ def why(which: Which = None, diff: Diff = None, verbose: Verbose = False, as_jso
     from distlaunch.runs.why import explain
 
     found = explain(run := run_of(which), find(diff) if diff else None, with_stacks=True)
-    if later := end_after(which, run):
-        say(later)
     if as_json:
         print_json(found.document())
         return
@@ -43,6 +41,8 @@ def why(which: Which = None, diff: Diff = None, verbose: Verbose = False, as_jso
     if verbose:
         lines += [line for record in found.evidence for line in record.lines()]
     print_text(escape("\n".join([*lines, ""])))  # on a pipe, too: `less -R` acts on escapes
+    if later := end_after(which, run):  # last, because the scheduler may not answer
+        say(later)
 
 
 _OUTPUT = "Write to FILE instead of RUN_ID.html in the current directory; - is stdout."

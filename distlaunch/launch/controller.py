@@ -91,6 +91,7 @@ class Controller:
         )
         self._links.watch(interrupts.fd, self._on_interrupts)
         start.attach(self._links, self._feed)
+        self._note_ending = start.note_ending
         self._last_frame: dict[int, float] = {}
         self._flow_reported_at = 0.0
         self._clock_offsets: dict[int, _ClockOffset] = {}
@@ -198,6 +199,8 @@ class Controller:
         if isinstance(event, FIRST_SIGNS_OF_WORKERS) and self._attempts.note(self.state):
             self._next_watch = now
             self._tell(Observer.started, self.state, now)
+        if self.state.phase is Phase.STOPPING:
+            self._note_ending()
         if self.state.cause and self.state.cause.scheduled and not self._requeueing:
             self._requeue()
 
@@ -206,9 +209,13 @@ class Controller:
 
         Its ranks may take longer to end than the scheduler waits. The new start comes only after this one.
         """
+
+        def requeue() -> None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # which the commands get, too
+            ask_for_another(self.state, self._requeue_messages.append)
+
         if is_to_go_on(self.state):
-            asked = (self.state, self._requeue_messages.append)
-            thread = threading.Thread(target=ask_for_another, args=asked, daemon=True)
+            thread = threading.Thread(target=requeue, daemon=True)
             with suppress(RuntimeError):  # no more threads can be started
                 thread.start()
                 self._requeueing = thread

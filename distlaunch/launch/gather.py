@@ -17,7 +17,7 @@ from distlaunch.errors import DistlaunchError, Exit, reason
 from distlaunch.here import runs_ranks
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.job.text import is_loopback
-from distlaunch.launch.inbound import InboundConnection, InboundListener
+from distlaunch.launch.inbound import ENDING, InboundConnection, InboundListener, claim
 from distlaunch.launch.join import TURN_S, JoinError, Launcher, Prover, Say, Seat, Wait, pause, renumbered
 from distlaunch.launch.opening import NO_RANKS_HERE, make_room_for_many
 from distlaunch.schedulers import allocation_in
@@ -30,8 +30,6 @@ NAME_S = 60.0
 """Maximum seconds to wait until the name of a host that has just started, such as a pod, resolves."""
 
 
-TAKEOVER_S = 3.0
-"""Seconds for which a launcher waits for another one on its host, which is exiting, to leave the endpoint."""
 LOOK_S = 2.0
 """Seconds between two searches for the process that uses the port."""
 
@@ -80,8 +78,9 @@ class _Entry:
 
     def __init__(self, gathering: Gathering, listener: InboundListener, run_id: str) -> None:
         self._gathering, self.listener, self._run_id = gathering, listener, run_id
-        self._late_at, self.port = time.monotonic() + TAKEOVER_S, 0
-        self._look_at, self._left = 0.0, None
+        self._waits: bool | None = None
+        """Whether the job that uses the endpoint is ending. If not, this launcher never controls one."""
+        self._look_at, self._left, self.port = 0.0, None, 0
 
     def opened(self) -> str | None:
         """Listen at the endpoint, and return None. Raises `JoinError` if that is impossible.
@@ -90,11 +89,11 @@ class _Entry:
         another launcher may be the controller, "".
         """
         claimed = self._claimed()
+        if not claimed and self._waits:
+            return "another launcher on this host is ending its job, which uses the port"
         if not claimed and self._gathering.serves:
             what = f"another launcher on this host uses port {self._gathering.ports[0]}"
-            if time.monotonic() > self._late_at:
-                raise JoinError(f"{what}; {self._gathering.taken}", Exit.PORT_TAKEN)
-            return what
+            raise JoinError(f"{what}; {self._gathering.taken}", Exit.PORT_TAKEN)
         if not claimed:
             return ""
         try:
@@ -112,24 +111,19 @@ class _Entry:
     def _claimed(self) -> bool:
         """Claim the endpoint's port. Return whether no other launcher on this host controls a job there.
 
-        While ranks start, nothing listens there. The listener keeps the claim until this process exits: a
-        socket with a name in the kernel's abstract namespace (unix(7)), which each network namespace has its
-        own of, like ports. After TAKEOVER_S seconds, a launcher claims nothing: it was one too many for a
-        job, and must not begin that again once it has ended.
+        While ranks start, nothing listens there. If another launcher controls a job that isn't ending yet,
+        this one was started in vain, and must not begin the job again once that has ended.
         """
         if self.listener.claim or not self._gathering.fixed:
             return True
-        if time.monotonic() > self._late_at:
+        if self._waits is False:
             return False
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        try:
-            claim.bind(f"\0distlaunch-port-{self._gathering.ports[0]}")
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                claim.close()
-                return False
-        self.listener.claim = claim
-        return True
+        port = self._gathering.ports[0]
+        self.listener.claim = claim(port)
+        if not self.listener.claim:
+            self._waits = claim(port, ENDING) is None
+            self.listener.claim = claim(port)  # in case the other has exited in between
+        return bool(self.listener.claim)
 
     def _rank_left(self) -> int | None:
         """Return the PID of a rank of this job that listens on the endpoint's port, or None."""

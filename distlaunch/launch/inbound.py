@@ -98,6 +98,26 @@ class InboundConnection:
             self.sock.send(join.line_of(message))
 
 
+ENDING = "-ending"
+
+
+def claim(port: int, suffix: str = "") -> socket.socket | None:
+    """Claim an endpoint's port on this host, and return a socket to keep open; None = it is claimed.
+
+    The claim ends with this process: a socket with a name in the kernel's abstract namespace (unix(7)), which
+    each network namespace has its own of, like ports. With the suffix ENDING, claim that the job there is
+    ending.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        sock.bind(f"\0distlaunch-port-{port}{suffix}")
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            sock.close()
+            return None
+    return sock
+
+
 class InboundListener:
     """The listener that admits launchers to a run. `say` prints messages."""
 
@@ -114,6 +134,7 @@ class InboundListener:
         self._second_ports: Sequence[int] = ()
         self.claim: socket.socket | None = None
         """The claim of the endpoint; see `gather`."""
+        self._ending: socket.socket | None = None
         self._held: list[socket.socket] = []
         """Duplicate sockets that stay open until this process exits, so that launchers detect its exit."""
         self._on_arrival: Callable[[events.NodeArrived], object] = lambda event: None
@@ -147,6 +168,11 @@ class InboundListener:
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         return port
+
+    def note_ending(self) -> None:
+        """Let launchers that start from now on wait for the endpoint: they belong to the next job."""
+        if self.claim and not self._ending:
+            self._ending = claim(self._gathering.ports[0], ENDING)
 
     def close(self) -> None:
         """Stop listening. Close connections that haven't joined, after sending them the reason, if any."""

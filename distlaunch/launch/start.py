@@ -62,6 +62,11 @@ class Start(Frozen):
         link = self.links.pop(node, None) or _joined(self.spec, node, self.run_id, self.listener)
         return link or open_link(self.spec, node)
 
+    def note_ending(self) -> None:
+        """Let launchers of the next job wait for the endpoint, which this one is about to leave."""
+        if self.listener:
+            self.listener.note_ending()
+
     def attach(self, links: Links, arrived: Callable[[NodeArrived], None]) -> None:
         """Watch through `links` for nodes that join or return, and call `arrived` for each."""
         if self.listener:

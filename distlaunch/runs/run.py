@@ -197,7 +197,7 @@ def _ended_unseen(directory: str, status: Status) -> Status:
         if is_stopped(path) and [each.run for each in starts_in(path)[-1:]] == [status.run]:
             why = f"{name} was cancelled, which killed its controller; {_unsaved(directory)}"
             return status._replace(state=RunState.CANCELLED, exit_status=CANCELLED_STATUS, why=why)
-        if status.state is RunState.STOPPING and name in status.why:
+        if status.state is RunState.STOPPING and name in status.why and "sent SIG" not in status.why:
             ended = RunState.CANCELLED if "was cancelled" in status.why else RunState.FAILED
             why = f"{status.why}; its controller was killed before its ranks had ended; {_unsaved(directory)}"
             return status._replace(state=ended, exit_status=CANCELLED_STATUS, why=why)

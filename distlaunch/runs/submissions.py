@@ -510,7 +510,7 @@ def end_after(word: str | None, run: Run) -> str:
 def _was_requeued(queued: Submission, last: Status) -> bool:
     """Return whether a job was requeued after its `last` run."""
     lines = [line for line in run_list.lines_of(queued.starts) if {"requeue", "run"} & line.keys()]
-    return last.why.endswith("was requeued") or bool(lines and "requeue" in lines[-1])
+    return "was requeued" in last.why or bool(lines and "requeue" in lines[-1])
 
 
 def all_runs(word: str | None) -> list[Run]:

@@ -235,7 +235,7 @@ class Slurm(base.Scheduler):
             "status=$?",
             "# distlaunch requeues the job itself, unless it was killed before it could decide.",
             f"if [ $status -eq {KILLED} ] && {again} &&",
-            f"    ! tail -n 1 {starts} | grep -q '^{{\"decided'; then",
+            f"    ! tail -n 1 {starts} | grep -Eq '^{{\"(decided|requeue)'; then",
             "    # One task of an array has the ID of the whole array.",
             '    [ "$SLURM_ARRAY_JOB_ID" != "$SLURM_JOB_ID" ] || SLURM_JOB_ID+="_$SLURM_ARRAY_TASK_ID"',
             '    scontrol requeue "$SLURM_JOB_ID"',

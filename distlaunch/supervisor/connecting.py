@@ -369,8 +369,9 @@ def not_connected(state: State, node: int, this: Connecting, failure: LinkFailur
     had_joined = isinstance(state.spec.pool[node].reach, Joined) and not state.spec.elastic
     if had_joined and failure.kind is Kind.ABSENT:
         failure = failure._replace(kind=Kind.LOST)
-    if had_joined and _connects_again(state, now):
-        cause = cause_of_loss(state, node, "its launcher exited", now)
+    if had_joined and failure.kind is Kind.LOST and _connects_again(state, now):
+        why = failure.words.splitlines()[-1:] or ["its launcher exited"]
+        cause = cause_of_loss(state, node, why[0].rstrip("."), now)
         state = reconnect_later(_with_rejoin(state), node, Retrying(this.tries, failure), now)
         return state, (_awaiting(state, node, cause),)
     answer_by = state.due_at(Timer.ANSWER, node)
@@ -429,7 +430,7 @@ def begin_when_connected(state: State, now: float) -> Step:
 def _not_back(state: State, node: int, now: float) -> JobOver:
     """End a job because a node that was lost while others connected hasn't returned."""
     failure, label = failure_of(state.nodes[node]), state.label(node)
-    why = f": {failure.kind.value}" if failure and failure.kind is not Kind.LOST else ""
+    why = f": {failure.kind.value}" if failure and failure.kind not in (Kind.LOST, Kind.ABSENT) else ""
     text = f"{label} was lost before all nodes had connected, and did not reconnect{why}; nothing was started"
     return JobOver(Cause(text, Exit.NODE_LOST, now, node=node, kind="node_lost"))
 

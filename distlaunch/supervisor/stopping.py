@@ -116,7 +116,8 @@ def _close_all(
     why = state.cause.preliminary if state.cause else ""
     for i, node in enumerate(state.nodes):
         if isinstance(node, Linked) or node is End.CLEAN:
-            collects = state.interrupts < 2 and collect_of(state, i) is not None
+            there = state.interrupts < 2 and not is_missing(node)  # one that is back may not become clean
+            collects = there and collect_of(state, i) is not None
             actions.append(Send(i, Close(grace_s, signum, state.outcome, why, collects)))
         elif isinstance(node, Connecting | Retrying):
             actions.append(Drop(i))

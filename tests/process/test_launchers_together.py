@@ -272,8 +272,15 @@ STORES = sleeper("""
 
 
 @pytest.mark.parametrize("meets", ["static", "c10d"])
+@pytest.mark.parametrize(
+    ("signum", "told_by"),
+    [
+        (signal.SIGKILL, "uses the port, perhaps a rank of a launcher that was killed"),
+        (signal.SIGTERM, "another launcher on this host is ending its job"),
+    ],
+)
 def test_launchers_that_are_started_again_wait_until_the_last_rank_0_has_left_the_port(
-    tmp_path: Path, gate: Path, meets: str
+    tmp_path: Path, gate: Path, meets: str, signum: int, told_by: str
 ) -> None:
     """It may be saving a checkpoint."""
     script(tmp_path, STORES)
@@ -281,9 +288,9 @@ def test_launchers_that_are_started_again_wait_until_the_last_rank_0_has_left_th
     with start() as first, start(node=1) as second:
         workers([first, second])
         for run in (first, second):
-            run.process.kill()
+            run.process.send_signal(signum)
         with start() as again:
-            again.wait_for("uses the port, perhaps a rank of a launcher that was killed")
+            again.wait_for(told_by)
             open_gate(gate)
             with start(node=1) as other:
                 workers([again, other])

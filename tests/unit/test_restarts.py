@@ -12,12 +12,13 @@ from distlaunch.errors import Exit
 from distlaunch.job.spec import Allocation
 from distlaunch.plan.placement import Facts
 from distlaunch.runs.why import awaited
-from distlaunch.supervisor.actions import Connect, Drop, Finish, GiveUp, StartWorkers
+from distlaunch.supervisor.actions import Connect, Drop, Finish, GiveUp, Send, StartWorkers
 from distlaunch.supervisor.allocation_end import is_to_go_on
 from distlaunch.supervisor.events import AgentUp, Event, LinkEnded, NodeArrived
 from distlaunch.supervisor.nodes import Lost, Unusable, Up, may_be_occupied, phase_word, unfit_words
 from distlaunch.supervisor.state import Phase, Timer, Why
-from distlaunch.transports.failure import Kind
+from distlaunch.supervisor.step import step
+from distlaunch.transports.failure import Kind, LinkFailure
 from distlaunch.transports.transport import Joined
 from tests.unit.orders import Close, FindRoute, HoldPort, PlaceTree, Reap, StopWorkers
 from tests.unit.samples import PEER_GONE
@@ -522,7 +523,8 @@ def test_a_node_lost_while_others_connect_is_tried_until_it_is_back_or_the_time_
     assert job.state.phase is (Phase.PREPARING if returns else Phase.STOPPING)
     if not returns:
         assert job.now == T + CONNECT_S and job.blamed == (Exit.NODE_LOST, None, 0)
-        assert job.state.cause and f"and did not reconnect: {kind.value}; nothing" in job.state.cause.text
+        why = "" if kind is Kind.ABSENT else f": {kind.value}"
+        assert job.state.cause and f"and did not reconnect{why}; nothing" in job.state.cause.text
 
 
 @pytest.mark.parametrize("restarts", [RESTARTS, ""])
@@ -531,7 +533,7 @@ def test_another_launcher_may_join_for_one_that_was_killed_before_its_agent_was_
     spec = job.state.spec
     nodes = (spec.nodes[0], spec.nodes[1]._replace(reach=Joined("b")))
     job.state = job.state._replace(spec=spec._replace(nodes=nodes))
-    said = texts(job.feed(up(0), unreachable(1, Kind.ABSENT)))
+    said = texts(job.feed(up(0), LinkEnded(1, LinkFailure(Kind.ABSENT))))
     if not restarts:
         assert said == ["connection lost: 1 of 2 nodes can't be used (b); nothing was started"]
         assert job.state.phase is Phase.STOPPING
@@ -590,6 +592,18 @@ def test_fences_other_lost_nodes_for_lease_grace_and_five_seconds(times: str, fe
     assert job.state.due_at(Timer.FENCE, 1) == job.now + fence_s
     assert job.stay_without(1) == fence_s
     assert job.state.members == (0, 2)
+
+
+def test_a_node_that_is_back_but_not_reaped_at_the_end_of_the_job_is_not_waited_for() -> None:
+    """It never becomes clean, so no files would ever be requested from it."""
+    job = Job(text_of("[a, b]", "collect: [x]")).to_running()
+    job.silent.add(0)
+    job.feed(lost(0), messages.Swept(1, 0, 0))
+    assert job.tick() == [Connect(0)]
+    assert job.feed(up(0)) == [Reap(0)]
+    _, actions = step(job.state, messages.Interrupted(signal.SIGINT), job.now)
+    commands = [each.command for each in actions if isinstance(each, Send) and each.node == 0]
+    assert [each.collects for each in commands if isinstance(each, messages.Close)] == [False]
 
 
 def test_a_node_that_returns_and_is_reaped_needs_no_fence_any_more() -> None:
