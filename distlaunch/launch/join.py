@@ -426,8 +426,8 @@ class Launcher:
         words = f"it lacks {words}" if isinstance(error, KeyError) else words
         what = f"the process that listens there may not be the controller of this job ({words})"
         # Without a fixed port, the controller uses the next one if another program has the first.
-        unreached = self._gathering.unreached
-        return f"{what}; {'use another port, or correct the address' if self._gathering.fixed else unreached}"
+        unless = "unless it is one of this job's ranks, use another port, or correct the address"
+        return f"{what}; {unless if self._gathering.fixed else self._gathering.unreached}"
 
 
 def _is_torchs(host: str, port: int) -> bool:
