@@ -100,7 +100,7 @@ class _Entry:
             self.port = self.listener.open(self._gathering.ports)
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
-            if taken and claimed and (left := self._rank_left()):
+            if taken and (left := self._rank_left()):
                 return f"process {left} uses the port, perhaps a rank of a launcher that was killed"
             if taken and not self._gathering.serves:
                 return ""
