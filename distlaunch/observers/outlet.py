@@ -1,9 +1,9 @@
 """Writes from a thread to keep a slow terminal, pipe or disk from slowing the job."""
 
+import math
 import os
 import select
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -12,7 +12,7 @@ Piece = TypeVar("Piece")
 CAPACITY = 8 << 20
 """Maximum bytes waiting for a slow reader or disk."""
 LOOK_S = 0.1
-"""Seconds between two checks, at the end, of whether to keep waiting for a stuck reader."""
+"""Seconds between two checks of whether to keep waiting for a stuck reader or disk."""
 
 
 class Backlog(Generic[Piece]):
@@ -47,17 +47,21 @@ class Backlog(Generic[Piece]):
         self.changed.notify_all()
 
     def moves(self, within_s: float) -> bool:
-        """Wait up to `within_s` seconds for progress; return whether there was any."""
+        """Wait up to `within_s` seconds for progress; return whether there was any.
+
+        The seconds are counted in steps: if this process is suspended meanwhile, only one of them has passed.
+        """
         before = self.waiting
-        return self.changed.wait_for(lambda: self.waiting != before, within_s)
+        steps = math.ceil(within_s / LOOK_S)
+        return any(self.changed.wait_for(lambda: self.waiting != before, LOOK_S) for _ in range(steps))
 
     def drain(self, look_s: float, patient: Callable[[float], bool]) -> bool:
         """Wait while `patient(seconds without progress)` is true. Return whether everything is written."""
         with self.changed:
-            since = time.monotonic()
+            quiet_s = 0.0
             while self.waiting:
-                since = time.monotonic() if self.moves(look_s) else since
-                if not patient(time.monotonic() - since):
+                quiet_s = 0.0 if self.moves(look_s) else quiet_s + look_s
+                if not patient(quiet_s):
                     return False
         return True
 

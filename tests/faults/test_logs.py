@@ -11,9 +11,11 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -29,6 +31,8 @@ from tests.faults.scenes import CPU, ONE, RANKS, Ending, clean, ends, here, on_h
 from tests.harness import PATIENCE_S, Run, distlaunch, held, kill, open_gate, running, wait_gone, write_job
 
 MIB = 1 << 20
+LONG_S = 5
+"""As long as the writer of a run directory waits for its disk."""
 
 
 @pytest.fixture(autouse=True)
@@ -363,3 +367,24 @@ def test_everything_moves_with_a_run_directory_that_is_renamed(tmp_path: Path, g
     assert (row["state"], row["exit_status"]) == ("SUCCEEDED", 0)
     assert (moved / "summary.json").exists()
     assert not (tmp_path / "project/runs").exists()
+
+
+def test_a_suspended_process_does_not_take_its_disk_for_a_slow_one() -> None:
+    script = (
+        "from distlaunch.observers.outlet import Backlog; import os\n"
+        "def write():\n"
+        "    while backlog.queue:\n"
+        "        os.read(0, 1)\n"
+        "        with backlog.changed: backlog.written(backlog.queue.popleft())\n"
+        "backlog = Backlog('slow', write)\n"
+        "with backlog.changed: backlog.add(1, 1)\n"
+        "print('writes', flush=True)\n"
+        f"print(backlog.drain({LONG_S}, lambda quiet_s: quiet_s < {LONG_S}))"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdin and process.stdout and process.stdout.readline() == "writes\n"
+        kill(process.pid, signal.SIGSTOP)
+        time.sleep(LONG_S + 1)  # the suspension itself
+        process.stdin.close()
+        kill(process.pid, signal.SIGCONT)
+        assert process.stdout.read() == "True\n"

@@ -65,19 +65,18 @@ short = mock.patch.multiple(module, CAPACITY=6, PATIENCE_S=AT_ONCE_S, FLUSH_S=AT
 
 
 @contextlib.contextmanager
-def when_waited_for(writer: LogWriter, act: Callable[[], object]) -> Iterator[list[float | None]]:
+def when_waited_for(writer: LogWriter, act: Callable[[], object]) -> Iterator[list[float]]:
     """Does that once this thread waits for the writer's; the times for which it was willing to wait."""
-    wait, waits = writer._backlog.changed.wait, list[float | None]()
+    moves, waits = writer._backlog.moves, list[float]()
     acting = threading.Thread(target=act)
 
-    def observed(timeout: float | None = None) -> bool:
-        if threading.current_thread() is threading.main_thread():
-            waits.append(timeout)
-            if len(waits) == 1:
-                acting.start()  # it may need the lock, which the wait gives back
-        return wait(timeout)
+    def observed(within_s: float) -> bool:
+        waits.append(within_s)
+        if len(waits) == 1:
+            acting.start()  # it may need the lock, which the wait gives back
+        return moves(within_s)
 
-    with mock.patch.object(writer._backlog.changed, "wait", observed):
+    with mock.patch.object(writer._backlog, "moves", observed):
         yield waits
     if acting.ident:
         acting.join(LONG_S)
