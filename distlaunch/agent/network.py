@@ -39,6 +39,26 @@ def machine() -> str:
     return parts[0] and " ".join(parts + (server if server and server[0].startswith("127.") else []))
 
 
+def claim(name: str) -> socket.socket | None:
+    """Claim a name on this host until the socket returned is closed; None = another process has claimed it.
+
+    The name is in the kernel's abstract namespace (unix(7)), of which each network namespace has its own, as
+    it has of ports. Where such names are forbidden, every claim succeeds. None is also returned if no more
+    files can be opened.
+    """
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    except OSError:
+        return None
+    try:
+        sock.bind("\0distlaunch-" + name)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            sock.close()
+            return None
+    return sock
+
+
 # The rendezvous port
 
 

@@ -101,7 +101,7 @@ class Agent:
         self._decoder = wire.FrameDecoder(wire.COMMANDS)
         self._workers = Workers(self._poller, self._outbox, directory, self._flush_early)
         self._hold: network.Hold | None = None
-        self._claim: object | None = None  # from `sweep.claim`
+        self._claim: object | None = None  # from `_claimed`
         self._notice: object | None = None  # also from there, while this agent leaves early
         self._run_id = ""
         self._tree: Placement | None = None
@@ -275,7 +275,7 @@ class Agent:
         """Stop the workers, then exit, without a `Close` from the controller."""
         if not self._leaving:
             self._leaving, self._status = True, wire.LEFT_EARLY
-            self._notice = sweep.claim(self._run_id + _LEAVING, self._node)
+            self._notice = self._claimed(self._run_id + _LEAVING)
             self._workers.stop(self._grace_s, self._warning)
 
     def _renew_lease(self) -> None:
@@ -360,7 +360,7 @@ class Agent:
         self._collects = command.collects
         self._renew_lease()
         self._run_id = command.run_id
-        self._claim = self._claim or sweep.claim(command.run_id, self._node)
+        self._claim = self._claim or self._claimed(command.run_id)
         self._workers.start(command)
 
     def _on_stop(self, command: messages.StopWorkers) -> None:
@@ -374,8 +374,8 @@ class Agent:
         processes killed by earlier calls.
         """
         until = until or time.monotonic() + command.grace_s
-        self._claim = self._claim or sweep.claim(command.run_id, self._node)
-        another = not self._claim and not sweep.claim(command.run_id + _LEAVING, self._node)
+        self._claim = self._claim or self._claimed(command.run_id)
+        another = not self._claim and not self._claimed(command.run_id + _LEAVING)
         if another and time.monotonic() < until:
             self._poller.after(REAP_INTERVAL_S, "reap", lambda: self._on_reap(command, killed, until))
             return
@@ -384,6 +384,10 @@ class Agent:
             self._poller.after(REAP_INTERVAL_S, "reap", lambda: self._on_reap(command, killed + fresh, until))
         else:
             self._outbox.report(messages.Reaped(self._node, killed))
+
+    def _claimed(self, run: str) -> object | None:
+        """Claim a run on this node before workers are started or `Reap` is answered; see `network.claim`."""
+        return network.claim("%s-%d" % (run, self._node))
 
     def _on_place_tree(self, command: messages.PlaceTree) -> None:
         from distlaunch.agent.tree import Placement  # few jobs send their code

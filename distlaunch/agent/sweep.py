@@ -233,27 +233,6 @@ def kill_run(run_id: str, node: int) -> int:
     return _kill(is_ours)
 
 
-def claim(run_id: str, node: int) -> object | None:
-    """Claim a run and node on this host for this agent, unless another agent has claimed them.
-
-    Return a socket to keep open, or None. The socket has a name in the kernel's abstract namespace (unix(7)).
-    It doesn't listen, and is closed when this process exits. An agent calls this before it starts workers or
-    answers `Reap`.
-    """
-    import socket  # not needed by the guardian
-
-    try:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    except OSError:
-        return None
-    try:
-        sock.bind("\0distlaunch-%s-%d" % (run_id, node))
-    except OSError:
-        sock.close()
-        return None
-    return sock
-
-
 def _kill(wanted: Callable[[int, bytes], bool]) -> int:
     """Kill every process for whose PID and environment `wanted` is true. Return how many were killed.
 

@@ -17,7 +17,7 @@ from distlaunch.errors import DistlaunchError, Exit, reason
 from distlaunch.here import runs_ranks
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.job.text import is_loopback
-from distlaunch.launch.inbound import ENDING, InboundConnection, InboundListener, claim
+from distlaunch.launch.inbound import ENDING, InboundConnection, InboundListener, claim_of
 from distlaunch.launch.join import TURN_S, JoinError, Launcher, Prover, Say, Seat, Wait, pause, renumbered
 from distlaunch.launch.opening import NO_RANKS_HERE, make_room_for_many
 from distlaunch.schedulers import allocation_in
@@ -119,10 +119,10 @@ class _Entry:
         if self._waits is False:
             return False
         port = self._gathering.ports[0]
-        self.listener.claim = claim(port)
+        self.listener.claim = claim_of(port)
         if not self.listener.claim:
-            self._waits = claim(port, ENDING) is None
-            self.listener.claim = claim(port)  # in case the other has exited in between
+            self._waits = claim_of(port, ENDING) is None
+            self.listener.claim = claim_of(port)  # in case the other has exited in between
         return bool(self.listener.claim)
 
     def _rank_left(self) -> int | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from distlaunch import __version__
 from distlaunch.agent import messages, wire
-from distlaunch.agent.network import acceptor
+from distlaunch.agent.network import acceptor, claim
 from distlaunch.contract import ranks_alone
 from distlaunch.errors import Exit
 from distlaunch.launch import join
@@ -101,21 +101,12 @@ class InboundConnection:
 ENDING = "-ending"
 
 
-def claim(port: int, suffix: str = "") -> socket.socket | None:
-    """Claim an endpoint's port on this host, and return a socket to keep open; None = it is claimed.
+def claim_of(port: int, suffix: str = "") -> socket.socket | None:
+    """Claim an endpoint's port on this host, as `agent.network.claim` does.
 
-    The claim ends with this process: a socket with a name in the kernel's abstract namespace (unix(7)), which
-    each network namespace has its own of, like ports. With the suffix ENDING, claim that the job there is
-    ending.
+    With the suffix ENDING, claim that the job there is ending.
     """
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        sock.bind(f"\0distlaunch-port-{port}{suffix}")
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            sock.close()
-            return None
-    return sock
+    return claim(f"port-{port}{suffix}")
 
 
 class InboundListener:
@@ -172,7 +163,7 @@ class InboundListener:
     def note_ending(self) -> None:
         """Let launchers that start from now on wait for the endpoint: they belong to the next job."""
         if self.claim and not self._ending:
-            self._ending = claim(self._gathering.ports[0], ENDING)
+            self._ending = claim_of(self._gathering.ports[0], ENDING)
 
     def close(self) -> None:
         """Stop listening. Close connections that haven't joined, after sending them the reason, if any."""

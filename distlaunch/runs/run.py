@@ -193,14 +193,13 @@ def _ended_unseen(directory: str, status: Status) -> Status:
     entry = listed().get(status.run)
     if entry and (job := entry.queued):
         path = starts_path(os.path.dirname(directory), job.id, job.scheduler)
-        name = f"{title_of(job.scheduler)} job {job.id}"
         if is_stopped(path) and [each.run for each in starts_in(path)[-1:]] == [status.run]:
+            name = f"{title_of(job.scheduler)} job {job.id}"
             why = f"{name} was cancelled, which killed its controller; {_unsaved(directory)}"
             return status._replace(state=RunState.CANCELLED, exit_status=CANCELLED_STATUS, why=why)
-        if status.state is RunState.STOPPING and name in status.why and "sent SIG" not in status.why:
-            ended = RunState.CANCELLED if "was cancelled" in status.why else RunState.FAILED
-            why = f"{status.why}; its controller was killed before its ranks had ended; {_unsaved(directory)}"
-            return status._replace(state=ended, exit_status=CANCELLED_STATUS, why=why)
+    if status.ends_as:
+        why = f"{status.why}; its controller was killed before its ranks had ended; {_unsaved(directory)}"
+        return status._replace(state=status.ends_as, exit_status=CANCELLED_STATUS, why=why)
     return status._replace(state=RunState.LOST, why=_why_lost(directory, status.controller))
 
 

@@ -300,7 +300,7 @@ class State(Frozen):
         this = self.nodes[node]
         if not isinstance(this, Reaping):
             return False
-        # Boot ID and network namespace, within which `agent.sweep.claim` finds another agent of the run
+        # Boot ID and network namespace, within which `agent.network.claim` finds another agent of the run
         before, now = (machine.split()[:2] for machine in (this.away.machine, this.facts.machine))
         return before != now if before and now else self.agent_host(node) != self.label(node)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.supervisor.nodes import may_be_occupied
-from distlaunch.supervisor.state import Phase, State
+from distlaunch.supervisor.state import Cause, Phase, State
 from distlaunch.wording import listed
 
 VERSION = 1
@@ -56,7 +56,8 @@ class Status(Frozen):
     """The contents of status.json. Times are seconds since the epoch.
 
     `where` names the nodes. `why` is the root cause of a failure. `file` is the path of the job file.
-    `trouble` is the reason why output is being lost.
+    `trouble` is the reason why output is being lost. While a scheduler is ending the job, `ends_as` is the
+    final state of the run, even if the controller is killed first.
     """
 
     run: str
@@ -73,6 +74,7 @@ class Status(Frozen):
     why: str = ""
     file: str = ""
     trouble: str = ""
+    ends_as: RunState | None = None
 
 
 WHY_CHARACTERS = 600
@@ -86,6 +88,7 @@ def document_of(status: Status) -> dict[str, Any]:
         "version": VERSION,
         **fields,
         "state": status.state.value,
+        "ends_as": status.ends_as and status.ends_as.value,
         "controller": status.controller._asdict(),
         "why": status.why[:WHY_CHARACTERS],
     }
@@ -96,7 +99,9 @@ def status_of(document: Mapping[str, Any]) -> Status:
     known = {name: value for name, value in document.items() if name in Status._fields}
     process, fields = document["controller"], ControllerProcess._fields
     controller = ControllerProcess(**{name: process[name] for name in fields if name in process})
-    status = Status(**{**known, "state": RunState(document["state"]), "controller": controller})
+    ends_as = known.get("ends_as") and RunState(known["ends_as"])
+    states = {"state": RunState(document["state"]), "ends_as": ends_as or None}
+    status = Status(**{**known, **states, "controller": controller})
     for record in tuple[Any, ...]((status, controller)):  # anything may have damaged the file
         for value, kind in zip(record, record.__annotations__.values(), strict=True):
             form, limit = (float | int, MAX_TIME) if kind is float else (kind, MAX_NUMBER)
@@ -108,12 +113,16 @@ def status_of(document: Mapping[str, Any]) -> Status:
 def run_state(state: State) -> RunState:
     """Return the state of a run from the state of its supervisor."""
     if state.phase is Phase.DONE:
-        if state.cause is None:
-            return RunState.SUCCEEDED
-        return RunState.CANCELLED if state.cause.cancelled else RunState.FAILED
+        return _final_state(state.cause)
     if state.phase is Phase.PREPARING:
         return RunState.RESTARTING if state.restarts else RunState.CONNECTING
     return RunState(state.phase.value.upper())
+
+
+def _final_state(cause: Cause | None) -> RunState:
+    if cause is None:
+        return RunState.SUCCEEDED
+    return RunState.CANCELLED if cause.cancelled else RunState.FAILED
 
 
 def status_now(last: Status, state: State, now: float) -> Status:
@@ -128,6 +137,7 @@ def status_now(last: Status, state: State, now: float) -> Status:
         restarts=state.spec.restarts_before + len(state.restarts),
         exit_status=state.outcome if here.over else None,
         why=_why(state),
+        ends_as=_final_state(state.cause) if state.cause and state.cause.scheduled else None,
     )
 
 
