@@ -251,16 +251,15 @@ def _port_findings(ports: PortReport, key: str) -> Iterator[Finding]:
         do += "leave the port out of the job file to get a free one"
         yield Finding("error", "network", f"port {ports.port} can't be used: {why}", "", do, (ports.node,))
     failed: dict[tuple[str, str], list[str]] = {}
+    reaches_itself = any(dial.ok and dial.source == ports.node for dial in ports.dials)
     for dial in ports.dials:
         if not dial.ok:
             what = f"can't connect to {dial.address} port {ports.port}: {dial.error}"
-            do = _remedy(what) if dial.family and "another service" not in what else ""
-            do = do or f"set {key} to an IP address of the first node"
-            do = (
-                f"set {key} to {ports.own_address}: {ports.host} is not {ports.node}'s"
-                if ports.own_address
-                else do
-            )
+            do = f"set {key} to an IP address of the first node"
+            if ports.own_address:
+                do = f"set {key} to {ports.own_address}: {ports.host} is not {ports.node}'s"
+            elif reaches_itself and dial.family and "another service" not in what:
+                do = _remedy(what)
             failed.setdefault((what, do), []).append(dial.source)
     for (what, do), nodes in failed.items():
         yield Finding("error", "network", what, "ranks can't join", do, tuple(nodes))

@@ -57,6 +57,10 @@ def test_says_that_the_endpoint_is_not_the_first_node(site: Site) -> None:
     assert f"\n{other} is not an address of host1, but {first} is\n" in distlaunch("check-port", job).stdout
     done = distlaunch("check", job, status=1)
     assert f"set rendezvous.endpoint to {first}: {other} is not host1's" in " ".join(done.stdout.split())
+    nowhere = str(site.job(NODES[:3], rendezvous={"endpoint": "203.0.113.9:29514"}))  # no route leads there
+    said = " ".join(distlaunch("check", nowhere, status=1).stdout.split())
+    assert "set rendezvous.endpoint to an IP address of the first node" in said
+    assert "firewall" not in said
 
 
 def test_checks_a_port_on_a_host_that_only_an_ssh_config_knows(site: Site) -> None:
