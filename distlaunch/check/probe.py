@@ -30,6 +30,7 @@ import threading
 import time
 import zlib
 from contextlib import suppress
+from importlib.machinery import ModuleSpec, PathFinder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -177,17 +178,17 @@ def jobs() -> dict[str, dict[str, Facts]]:
 def software(asked: Facts) -> Facts:
     """Return versions of Python, torch and NCCL, without importing them, and the script's missing imports."""
     facts: Facts = {"python": "%d.%d.%d" % sys.version_info[:3]}
-    script = ""
+    workdir, script = os.path.expanduser(asked["workdir"]), ""
     if asked["script"]:
-        script = os.path.join(os.path.expanduser(asked["workdir"]), os.path.expanduser(asked["script"]))
-        sys.path[0] = os.path.dirname(script)
-    elif asked["module"]:
-        sys.path[0] = os.path.expanduser(asked["workdir"])
-        found = importlib.util.find_spec(asked["module"].partition(".")[0])
-        if found is None:
-            facts["missing"] = [asked["module"]]
+        script = os.path.join(workdir, os.path.expanduser(asked["script"]))
+    if asked["script"] or asked["module"]:
+        sys.path[0] = os.path.dirname(script) or workdir
     relative = (each for each in os.environ.get("PYTHONPATH", "/").split(":") if not each.startswith("/"))
-    sys.path += [os.path.join(os.path.expanduser(asked["workdir"]), each) for each in relative]
+    sys.path += [os.path.join(workdir, each) for each in relative]
+    if asked["module"]:
+        script = file_of(asked["module"])
+        if not script:
+            facts["missing"] = [asked["module"]]
     torch = None if asked["setup"] else importlib.util.find_spec("torch")
     if torch and torch.origin:
         directory = os.path.dirname(torch.origin)
@@ -208,6 +209,22 @@ def software(asked: Facts) -> Facts:
     if names:
         facts["missing"] = [name for name in names if importlib.util.find_spec(name) is None]
     return facts
+
+
+def file_of(module: str) -> str:
+    """Return the file that `python -m` runs, without importing packages that contain it; "" = none."""
+    names = module.split(".")
+    spec = importlib.util.find_spec(names[0])
+    for depth in range(2, len(names) + 1):
+        spec = _inside(spec, ".".join(names[:depth]))
+    if spec and spec.submodule_search_locations is not None:
+        spec = _inside(spec, module + ".__main__")
+    return spec.origin or "" if spec else ""
+
+
+def _inside(package: ModuleSpec | None, name: str) -> ModuleSpec | None:
+    places = package and package.submodule_search_locations
+    return PathFinder.find_spec(name, places) if places else None
 
 
 def nccl_of(torch: str) -> dict[str, str]:
@@ -236,6 +253,7 @@ def imported(script: str) -> list[str]:
     with open(script, "rb") as file:
         source = file.read()
     tree = ast.parse(source, script)
+    compile(tree, script, "exec", dont_inherit=True)  # finds more, such as `return` outside a function
     if b"sys.path" in source:
         return []
     names: list[str] = []

@@ -202,23 +202,22 @@ class Controller:
         if self.state.phase is Phase.STOPPING:
             self._note_ending()
         if self.state.cause and self.state.cause.scheduled and not self._requeueing:
-            self._requeue()
+            self._decide_on_requeue()
 
-    def _requeue(self) -> None:
-        """Requeue a job that has reached its time limit before the scheduler kills this process.
+    def _decide_on_requeue(self) -> None:
+        """Decide whether to requeue a job that its scheduler is ending, before that kills this process.
 
-        Its ranks may take longer to end than the scheduler waits. The new start comes only after this one.
+        The ranks may take longer to end than the scheduler waits. The new start comes only after this one.
         """
 
         def requeue() -> None:
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # which the commands get, too
             ask_for_another(self.state, self._requeue_messages.append)
 
-        if is_to_go_on(self.state):
-            thread = threading.Thread(target=requeue, daemon=True)
-            with suppress(RuntimeError):  # no more threads can be started
-                thread.start()
-                self._requeueing = thread
+        thread = threading.Thread(target=requeue, daemon=True)
+        with suppress(RuntimeError):  # no more threads can be started
+            thread.start()
+            self._requeueing = thread
 
     def _execute(self, todo: tuple[actions.Action, ...], now: float) -> None:
         for action in todo:

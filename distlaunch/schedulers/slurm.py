@@ -238,7 +238,8 @@ class Slurm(base.Scheduler):
             f"    ! tail -n 1 {starts} | grep -Eq '^{{\"(decided|requeue)'; then",
             "    # One task of an array has the ID of the whole array.",
             '    [ "$SLURM_ARRAY_JOB_ID" != "$SLURM_JOB_ID" ] || SLURM_JOB_ID+="_$SLURM_ARRAY_TASK_ID"',
-            '    scontrol requeue "$SLURM_JOB_ID"',
+            "    # In any other state, Slurm is ending the job, for example because a user canceled it.",
+            '    [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" != RUNNING ] || scontrol requeue "$SLURM_JOB_ID"',
             "fi",
             "exit $status",
         ]

@@ -238,15 +238,21 @@ def _interrupted_again(state: State, name: str, by_command: bool) -> Step:
     """Handle a signal to a job that is already stopping."""
     by_signal = "press Ctrl-C" if name == "SIGINT" else f"send {name}"
     again = "run `distlaunch stop`" if by_command else by_signal
+    running, collects = bool(_still_running(state)), bool(state.spec.collect.paths)
     if state.interrupts == 1:
         if state.cause and state.cause.scheduled:  # the signal is part of the same termination
             return state, ()
-        files = ", without collecting files" if state.spec.collect.paths else ""
-        text = f"already stopping; {again} again to kill the workers now{files}"
+        if running:
+            files = ", without collecting files" if collects else ""
+            text = f"already stopping; {again} again to kill the workers now{files}"
+            return state, (ShowMessage("info", text),)
+        rest = "collecting files" if collects else "waiting for the nodes"
+        text = f"all ranks have ended; {again} again to stop {rest}"
         return state, (ShowMessage("info", text),)
     if state.interrupts == 2:
         state, closing = _close_all(state.unwatched(), 0.0)
-        return state, (ShowMessage("info", f"killing the workers; {again} again to exit now"), *closing)
+        what = "killing the workers" if running else "no longer waiting for the nodes"
+        return state, (ShowMessage("info", f"{what}; {again} again to exit now"), *closing)
     return state._replace(phase=Phase.DONE, timers={}), (
         ShowMessage("warning", "exiting without waiting for the agents, which kill all remaining workers"),
         Finish(),

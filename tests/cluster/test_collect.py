@@ -106,7 +106,7 @@ def test_ctrl_c_twice_ends_the_collection_at_once(tmp_path: Path) -> None:
     with running(job) as going:
         wait_until(lambda: bool([*tmp_path.glob("runs/*/collecting/node0/huge")]), lambda: going.stderr)
         going.process.send_signal(signal.SIGINT)
-        going.wait_for("already stopping")
+        going.wait_for("all ranks have ended; press Ctrl-C again to stop collecting files")
         time.sleep(PRESS_S)  # faster, it would count as one
         going.process.send_signal(signal.SIGINT)
         assert going.wait() == 0, going.stderr

@@ -1,5 +1,6 @@
 """Jobs that are submitted to a real Slurm: from the queue to their ends, and again."""
 
+import json
 import os
 import re
 import shlex
@@ -195,6 +196,25 @@ def test_the_status_of_a_run_that_removes_its_directory_is_known(queue: Queue, s
     assert not os.path.exists(row["directory"])
     distlaunch("wait", job, status=0)
     assert told.read_text() == "0\n"
+
+
+STUBBORN = """
+    import signal, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("started", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_cancelled_job_whose_ranks_outlast_it_is_not_requeued(queue: Queue, slurm: Slurm) -> None:
+    job = queue.submit(STUBBORN, "restarts: {requeue: 1}\ntimeouts: {stop: 10m}")
+    queue.wait_for(job, "started", times=3)
+    slurm.tool("scancel", job)
+    told = f"CANCELLED, exit status 143: Slurm job {job} was cancelled"
+    assert told in distlaunch("wait", job, status=143).stderr
+    lines = (queue.directory / "runs" / f"slurm-{job}.jsonl").read_text().splitlines()
+    assert ["decided"] in [list(json.loads(line)) for line in lines], lines
+    assert len(queue.starts(job)) == 1
 
 
 @pytest.mark.long

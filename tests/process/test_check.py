@@ -103,6 +103,7 @@ def test_the_exit_status_says_whether_the_job_can_work(tmp_path: Path) -> None:
         "import own\n": "",  # in a directory on PYTHONPATH, which is relative to the workdir
         "import json\ndef train(:\n": "can't parse the script: invalid syntax (train.py, line 2) · no rank",
         "import json\0\n": "can't parse the script: source code string cannot contain null bytes",
+        "if True:\n    return\n": "can't parse the script: 'return' outside function (train.py, line 2)",
     }
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "own.py").touch()
@@ -112,6 +113,30 @@ def test_the_exit_status_says_whether_the_job_can_work(tmp_path: Path) -> None:
         done = distlaunch("check", str(tmp_path / "job.yaml"), status=int(bool(error)))
         assert ("error: software: " in done.stdout) == bool(error) and error in done.stdout, done.stdout
         assert done.stdout.splitlines()[-1].startswith("fine: reach (1 node, ")
+
+
+def test_checks_a_module_without_importing_its_packages(tmp_path: Path) -> None:
+    found = {
+        "pkg.train": "",
+        "pkg.inner": "",  # its __main__.py
+        "pkg": "lacks pkg",
+        "pkg.nonesuch": "lacks pkg.nonesuch",
+        "pkg.lacks": "lacks nonesuch · the script imports it",
+        "pkg.wrong": "can't parse the script: invalid syntax (wrong.py, line 1)",
+    }
+    (tmp_path / "pkg" / "inner").mkdir(parents=True)
+    files = {
+        "__init__": "raise SystemExit('imported')",
+        "train": "",
+        "inner/__main__": "",
+        "inner/__init__": "",
+    }
+    for name, text in {**files, "lacks": "import nonesuch", "wrong": "def train(:"}.items():
+        (tmp_path / "pkg" / f"{name}.py").write_text(text)
+    for module, error in found.items():
+        (tmp_path / "job.yaml").write_text(f"module: {module}\ngpus_per_node: 0\n")
+        done = distlaunch("check", str(tmp_path / "job.yaml"), status=int(bool(error)))
+        assert ("error: software: " in done.stdout) == bool(error) and error in done.stdout, done.stdout
 
 
 def test_names_a_missing_script_once_and_checks_what_it_can(tmp_path: Path) -> None:

@@ -438,9 +438,10 @@ def test_says_where_to_submit_from_elsewhere(tmp_path: Path, monkeypatch: pytest
 # Slurm's batch scripts
 
 
-def run_script(text: str, call: Call, directory: Path, **environ: str) -> Done:
+def run_script(text: str, call: Call, directory: Path, state: str = "RUNNING", **environ: str) -> Done:
     """Run a job's batch script for Slurm as slurmstepd would; scontrol is one that says what it is asked."""
     program(directory / "scontrol", 'echo "scontrol $*"')
+    program(directory / "squeue", f'[ "$*" = "-h -j ${{SLURM_JOB_ID}} -o %T" ] && echo {state}')
     script = directory / "script.sh"
     script.write_text(load("slurm").script(job_of(text, str(directory / "job.yaml"), submitted=True), call))
     env = {"PATH": f"{directory}:/usr/bin:/bin", "SLURM_JOB_ID": "17", **environ}
@@ -457,6 +458,12 @@ KILL = "kill -KILL $$"
 def test_a_script_requeues_only_a_killed_distlaunch(end: str, starts: str, said: str, tmp_path: Path) -> None:
     done = run_script(requeueing(tmp_path), Call(("bash", "-c", end)), tmp_path, SLURM_RESTART_COUNT=starts)
     assert (done.returncode, done.stdout) == (137 if end == KILL else int(end[-1]), said)
+
+
+@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", ""])
+def test_a_script_requeues_no_job_that_slurm_is_ending(state: str, tmp_path: Path) -> None:
+    """Slurm has killed distlaunch, and is about to kill the script."""
+    assert run_script(requeueing(tmp_path), Call(("bash", "-c", KILL)), tmp_path, state).stdout == ""
 
 
 @pytest.mark.parametrize("keys", ["", "slurm: {signal: USR1@60}\n"])
