@@ -262,11 +262,15 @@ def starts_in(path: str) -> list[Begun]:
     return [Begun(*line) for line in lines if all(map(isinstance, line, kinds.values()))]
 
 
-def note_stop(directory: str, queued: str, scheduler: str) -> None:
-    """Record that a queued job is being canceled, for its run to read. Some schedulers don't expose this."""
-    append(starts_path(directory, queued, scheduler), {"stop": True})
+def note_stop(directory: str, queued: str, scheduler: str, ended: str = "") -> None:
+    """Record that a queued job is being canceled, for its run to read. Some schedulers don't expose this.
+
+    `ended` is the job's last run if that has already ended.
+    """
+    append(starts_path(directory, queued, scheduler), {"stop": True, "ended": ended})
 
 
-def is_stopped(path: str) -> bool:
-    """Return whether the job with this list of starts was canceled."""
-    return any("stop" in line for line in lines_of(path))
+def is_stopped(path: str, run: str = "") -> bool:
+    """Return whether the job with this list of starts was canceled, before `run` had ended if it is given."""
+    first = next((line for line in lines_of(path) if "stop" in line), None)
+    return first is not None and not (run and first.get("ended") == run)

@@ -193,7 +193,7 @@ def _ended_unseen(directory: str, status: Status) -> Status:
     entry = listed().get(status.run)
     if entry and (job := entry.queued):
         path = starts_path(os.path.dirname(directory), job.id, job.scheduler)
-        if is_stopped(path) and [each.run for each in starts_in(path)[-1:]] == [status.run]:
+        if is_stopped(path, status.run) and [each.run for each in starts_in(path)[-1:]] == [status.run]:
             name = f"{title_of(job.scheduler)} job {job.id}"
             why = f"{name} was cancelled, which killed its controller; {_unsaved(directory)}"
             return status._replace(state=RunState.CANCELLED, exit_status=CANCELLED_STATUS, why=why)

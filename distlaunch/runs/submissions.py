@@ -637,7 +637,8 @@ def cancel(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[R
     earlier = latest_run(queued)
     if state_of(queued).over:
         return earlier, False
-    run_list.note_stop(queued.directory, queued.id, queued.scheduler)
+    ended = earlier.id if earlier and not earlier.alive else ""
+    run_list.note_stop(queued.directory, queued.id, queued.scheduler, ended)
     load(queued.scheduler).cancel(queued.id, at_once)
     queries = _queries()
     while not interrupts.any():

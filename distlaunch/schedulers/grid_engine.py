@@ -98,6 +98,15 @@ class GridEngine(base.Scheduler):
         if followed or "on_warning" in spec.places:
             yield "-notify"
 
+    def closing(self, spec: JobSpec) -> list[str]:
+        """Change exit statuses that have a meaning for Grid Engine."""
+        return [
+            "status=$?",
+            "# Grid Engine would start the job again after 99, and keep it in the queue after 100.",
+            "[ $status -ne 99 ] && [ $status -ne 100 ] || status=1",
+            "exit $status",
+        ]
+
     def _slots(self, spec: JobSpec) -> int:
         return (self.asked(spec).get("slots") or base.workers(spec)) * self.node_count(spec)
 

@@ -305,6 +305,19 @@ def test_the_run_of_ones_own_script_that_was_requeued_names_it(queue: Queue, slu
     assert f"Slurm job {job}: cancelled\n" in distlaunch("stop", job, status=0).stderr
 
 
+def test_a_run_that_was_lost_before_its_job_was_stopped_is_not_cancelled(queue: Queue, slurm: Slurm) -> None:
+    own = f"#!/bin/sh\n{shlex.join(distlaunch_argv('run', str(queue.job(SLEEPER))))}\nsleep 600\n"
+    (queue.directory / "own.sh").write_text(own)
+    job = slurm.tool("sbatch", "--parsable", f"-N{NODES}", str(queue.directory / "own.sh"))
+    queue.known.append(job)
+    wait_until(lambda: "RUNNING" in str(rows()), lambda: str(rows("--all")))
+    kill(rows()[0]["controller"]["pid"])
+    wait_until(lambda: "LOST" in str(rows("--all")), lambda: str(rows("--all")))
+    assert f"Slurm job {job}: cancelled\n" in distlaunch("stop", job, status=0).stderr
+    slurm.wait_state(job, "CANCELLED")
+    assert [row["state"] for row in rows("--all")] == ["LOST"]
+
+
 def test_a_job_that_is_requeued_after_its_end_has_not_ended(queue: Queue, slurm: Slurm) -> None:
     run = shlex.join(distlaunch_argv("run", str(queue.job("pass"))))
     (queue.directory / "own.sh").write_text(f"#!/bin/sh\n{run}\nexit 3\n")

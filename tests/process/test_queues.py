@@ -481,6 +481,17 @@ def test_a_job_cancelled_during_its_setup_runs_nothing(name: str, signum: str, t
     assert completed(["bash", str(job)], env={"PATH": os.environ["PATH"]}).stdout == "warned\n"
 
 
+@pytest.mark.parametrize(("status", "left"), [(0, 0), (3, 3), (99, 1), (100, 1)])
+def test_grid_engine_neither_repeats_nor_keeps_a_job_that_fails(
+    status: int, left: int, tmp_path: Path
+) -> None:
+    """It would, because of these exit statuses of a rank, which distlaunch passes on."""
+    scheduler, job = load("grid-engine"), tmp_path / "job.yaml"
+    spec = job_of("script: train.py\n", str(job), submitted=True)
+    job.write_text(scheduler.script(spec, Call(("bash", "-c", f"exit {status}"))))
+    assert completed(["bash", str(job)], env={"PATH": os.environ["PATH"]}).returncode == left
+
+
 def requeueing(directory: Path) -> str:
     """A job to requeue, with its runs in `directory`."""
     return f"script: train.py\nlogs: {{dir: {directory}}}\nrestarts: {{requeue: 2}}\n"
