@@ -201,7 +201,7 @@ class Controller:
             self._tell(Observer.started, self.state, now)
         if self.state.phase is Phase.STOPPING:
             self._note_ending()
-        if self.state.cause and self.state.cause.scheduled and not self._requeueing:
+        if self.state.scheduler_ends and not self._requeueing:
             self._decide_on_requeue()
 
     def _decide_on_requeue(self) -> None:

@@ -198,8 +198,9 @@ def _ended_unseen(directory: str, status: Status) -> Status:
             why = f"{name} was cancelled, which killed its controller; {_unsaved(directory)}"
             return status._replace(state=RunState.CANCELLED, exit_status=CANCELLED_STATUS, why=why)
     if status.ends_as:
-        why = f"{status.why}; its controller was killed before its ranks had ended; {_unsaved(directory)}"
-        return status._replace(state=status.ends_as, exit_status=CANCELLED_STATUS, why=why)
+        killed = f"its controller was killed before the run had ended; {_unsaved(directory)}"
+        why = f"{status.why}; {killed}" if status.why else killed
+        return status._replace(state=status.ends_as, exit_status=status.ends_with, why=why)
     return status._replace(state=RunState.LOST, why=_why_lost(directory, status.controller))
 
 

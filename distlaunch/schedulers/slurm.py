@@ -228,18 +228,21 @@ class Slurm(base.Scheduler):
             ]
         if not spec.restarts.requeue:
             return lines
-        again = f'[ "${{SLURM_RESTART_COUNT:-0}}" -lt {spec.restarts.requeue} ]'
-        starts = f'{shlex.quote(spec.logs.directory)}/{self.name}-"$SLURM_JOB_ID".jsonl'
+        count = f"""[ "$(cat "$starts" | grep -c '^{{"requeue')" -lt {spec.restarts.requeue} ]"""
         return [
             *lines,
             "status=$?",
             "# distlaunch requeues the job itself, unless it was killed before it could decide.",
-            f"if [ $status -eq {KILLED} ] && {again} &&",
-            f"    ! tail -n 1 {starts} | grep -Eq '^{{\"(decided|requeue)'; then",
+            f'starts={shlex.quote(spec.logs.directory)}/{self.name}-"$SLURM_JOB_ID".jsonl',
+            f"if [ $status -eq {KILLED} ] && {count} &&",
+            """    ! tail -n 1 "$starts" | grep -Eq '^{"(decided|requeue)'; then""",
             "    # One task of an array has the ID of the whole array.",
             '    [ "$SLURM_ARRAY_JOB_ID" != "$SLURM_JOB_ID" ] || SLURM_JOB_ID+="_$SLURM_ARRAY_TASK_ID"',
             "    # In any other state, Slurm is ending the job, for example because a user canceled it.",
-            '    [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" != RUNNING ] || scontrol requeue "$SLURM_JOB_ID"',
+            '    if [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ]; then',
+            '        echo \'{"requeue": true}\' >>"$starts"',
+            '        scontrol requeue "$SLURM_JOB_ID"',
+            "    fi",
             "fi",
             "exit $status",
         ]

@@ -16,6 +16,7 @@ from distlaunch.supervisor.actions import AskScheduler, Send, ShowMessage
 from distlaunch.supervisor.events import (
     AllocationReported,
     AttemptFailed,
+    EndOvertaken,
     JobOver,
     Step,
     SuccessDoubted,
@@ -118,6 +119,9 @@ def on_allocation_reported(event: AllocationReported, state: State, now: float) 
     if asked is None:
         return state, ()
     state = state._replace(asked=None).without_timers(Timer.ASK)
+    if event.ends and asked.ending:
+        text = f"{_allocation_name(state)} {event.why}"
+        return state.overtaken(), (ShowMessage("error", text),)
     if event.ends:
         return _ended_by_scheduler(state, event, now)
     return (state, ()) if state.phase is Phase.STOPPING else _resume(asked, event.left_s, state, now)
@@ -162,6 +166,13 @@ def success_doubted(found: SuccessDoubted, state: State, now: float) -> Step:
     if state.asked or not _scheduler_answers(state):
         return state, ()
     return _ask(state, Asked(), now)
+
+
+def end_overtaken(found: EndOvertaken, state: State, now: float) -> Step:
+    """Ask the scheduler whether it is ending the allocation. The decider of `EndOvertaken`."""
+    if state.asked or not _scheduler_answers(state):
+        return state, ()
+    return _ask(state, Asked(ending=True), now, ASK_CALMLY_S)
 
 
 def ask_overdue(state: State, now: float) -> Step:

@@ -144,6 +144,10 @@ class SuccessDoubted(Frozen):
     """The job has succeeded, but an agent was stopped from outside, so ranks may have been stopped, too."""
 
 
+class EndOvertaken(Frozen):
+    """A job that is ending has received SIGTERM, so the scheduler may be ending the allocation."""
+
+
 class TerminationWarning(Frozen):
     """A termination warning has arrived."""
 
@@ -162,7 +166,16 @@ class JobOver(Frozen):
 
 
 AboutNode = NodeBack | NodeLeaving | NodeLost
-Finding = Planned | AboutNode | AttemptFailed | StartAgain | JobOver | SuccessDoubted | TerminationWarning
+Finding = (
+    Planned
+    | AboutNode
+    | AttemptFailed
+    | StartAgain
+    | JobOver
+    | SuccessDoubted
+    | EndOvertaken
+    | TerminationWarning
+)
 Step = tuple[State, tuple[Action | Finding, ...]]
 """The result of every handler and rule: the next state, and the actions and findings, in order.
 

@@ -146,17 +146,25 @@ class Restart(Frozen):
 
 
 class Verdict(Frozen):
-    """The decision to end the job. `cause` is None after success."""
+    """The decision to end the job. `cause` is None after success.
+
+    `overtaken` is set if the scheduler ends the allocation before the job has ended.
+    """
 
     cause: Cause | None
     at: float
+    overtaken: bool = False
 
 
 class Asked(Frozen):
-    """A pending question to the scheduler, with the failure and messages held back until the answer."""
+    """A pending question to the scheduler, with the failure and messages held back until the answer.
+
+    If the job was already `ending`, the answer doesn't replace its root cause.
+    """
 
     cause: Cause | None = None
     also: tuple[ShowMessage, ...] = ()
+    ending: bool = False
 
 
 class State(Frozen):
@@ -219,6 +227,12 @@ class State(Frozen):
         return self.restarts[-1].cause if self.phase is Phase.RESTARTING else None
 
     @property
+    def scheduler_ends(self) -> bool:
+        """Return whether the scheduler is ending the allocation, and may kill the controller."""
+        scheduled = self.cause is not None and self.cause.scheduled
+        return self.verdict is not None and (scheduled or self.verdict.overtaken)
+
+    @property
     def ended_at(self) -> float:
         """Return the time at which the workers were told to stop."""
         return self.verdict.at if self.verdict else self.restarts[-1].at
@@ -229,6 +243,11 @@ class State(Frozen):
             return self._replace(verdict=self.verdict._replace(cause=cause))
         *earlier, last = self.restarts
         return self._replace(restarts=(*earlier, last._replace(cause=cause)))
+
+    def overtaken(self) -> "State":
+        """Return this state, which is stopping, with the scheduler ending the allocation, too."""
+        assert self.verdict
+        return self._replace(verdict=self.verdict._replace(overtaken=True))
 
     @property
     def succeeded(self) -> bool:

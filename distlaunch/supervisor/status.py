@@ -56,8 +56,8 @@ class Status(Frozen):
     """The contents of status.json. Times are seconds since the epoch.
 
     `where` names the nodes. `why` is the root cause of a failure. `file` is the path of the job file.
-    `trouble` is the reason why output is being lost. While a scheduler is ending the job, `ends_as` is the
-    final state of the run, even if the controller is killed first.
+    `trouble` is the reason why output is being lost. While a scheduler is ending the job, `ends_as` and
+    `ends_with` are the final state and exit status of the run, even if the controller is killed first.
     """
 
     run: str
@@ -75,6 +75,7 @@ class Status(Frozen):
     file: str = ""
     trouble: str = ""
     ends_as: RunState | None = None
+    ends_with: int | None = None
 
 
 WHY_CHARACTERS = 600
@@ -127,7 +128,7 @@ def _final_state(cause: Cause | None) -> RunState:
 
 def status_now(last: Status, state: State, now: float) -> Status:
     """Return the status of a run at time `now`."""
-    here = run_state(state)
+    here, ends = run_state(state), state.scheduler_ends
     return last._replace(
         state=here,
         since=last.since if last.state is here else now,
@@ -137,7 +138,8 @@ def status_now(last: Status, state: State, now: float) -> Status:
         restarts=state.spec.restarts_before + len(state.restarts),
         exit_status=state.outcome if here.over else None,
         why=_why(state),
-        ends_as=_final_state(state.cause) if state.cause and state.cause.scheduled else None,
+        ends_as=_final_state(state.cause) if ends else None,
+        ends_with=state.outcome if ends else None,
     )
 
 

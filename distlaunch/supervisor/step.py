@@ -184,6 +184,7 @@ DECIDERS: Mapping[type, Handler] = {
     events.AttemptFailed: allocation_end.ask_before_failing,
     events.TerminationWarning: allocation_end.termination_warning,
     events.SuccessDoubted: allocation_end.success_doubted,
+    events.EndOvertaken: allocation_end.end_overtaken,
     events.StartAgain: restarting.start_again,
     events.JobOver: allocation_end.ask_before_ending,
 }

@@ -9,7 +9,7 @@ from distlaunch.agent.messages import Close, Collect, Interrupted, Stuck, Swept
 from distlaunch.agent.wire import WARNINGS
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Action, Drop, Finish, Send, ShowMessage
-from distlaunch.supervisor.events import JobOver, OutputFlows, Step, TerminationWarning
+from distlaunch.supervisor.events import EndOvertaken, JobOver, OutputFlows, Step, TerminationWarning
 from distlaunch.supervisor.nodes import (
     Connecting,
     End,
@@ -238,6 +238,7 @@ def _interrupted_again(state: State, name: str, by_command: bool) -> Step:
     """Handle a signal to a job that is already stopping."""
     by_signal = "press Ctrl-C" if name == "SIGINT" else f"send {name}"
     again = "run `distlaunch stop`" if by_command else by_signal
+    overtaken = (EndOvertaken(),) if name == "SIGTERM" else ()
     running, collects = bool(_still_running(state)), bool(state.spec.collect.paths)
     if state.interrupts == 1:
         if state.cause and state.cause.scheduled:  # the signal is part of the same termination
@@ -245,10 +246,10 @@ def _interrupted_again(state: State, name: str, by_command: bool) -> Step:
         if running:
             files = ", without collecting files" if collects else ""
             text = f"already stopping; {again} again to kill the workers now{files}"
-            return state, (ShowMessage("info", text),)
+            return state, (ShowMessage("info", text), *overtaken)
         rest = "collecting files" if collects else "waiting for the nodes"
         text = f"all ranks have ended; {again} again to stop {rest}"
-        return state, (ShowMessage("info", text),)
+        return state, (ShowMessage("info", text), *overtaken)
     if state.interrupts == 2:
         state, closing = _close_all(state.unwatched(), 0.0)
         what = "killing the workers" if running else "no longer waiting for the nodes"

@@ -218,27 +218,32 @@ def test_a_cancelled_job_whose_ranks_outlast_it_is_not_requeued(queue: Queue, sl
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("failure", ["", "a rank has failed before"])
 def test_a_job_whose_ranks_outlast_its_time_limit_until_slurm_kills_everything_is_requeued(
-    queue: Queue, slurm: Slurm
+    failure: str, queue: Queue, slurm: Slurm
 ) -> None:
     """At the first start; the second ends by itself."""
-    stubborn = """
-        import os, signal, time
+    stubborn = f"""
+        import os, signal, sys, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("from start", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            time.sleep(600)
+            sys.exit(4) if {bool(failure)} and os.environ["RANK"] == "0" else time.sleep(600)
     """
     job = queue.submit(stubborn, "restarts: {requeue: 1}\ntimeouts: {stop: 10m}")
     queue.wait_for(job, "from start 0", times=3)
+    if failure:
+        queue.wait_for(job, "rank 0 (")
     for command in LIMIT.replace("JOB", job).split(";"):
         slurm.tool(*command.split())
     queue.wait_for(job, "reached its time limit")
     queue.wait_for(job, "from start 1", times=3)
     assert distlaunch("wait", job).returncode == 0, queue.output(job)
     first, _ = queue.starts(job)
-    killed = f"FAILED, exit status 143: Slurm job {job} reached its time limit; its controller was killed"
-    assert killed in distlaunch("wait", first, status=143).stderr
+    why = "rank 0 (" if failure else f"Slurm job {job} reached its time limit; its controller was killed"
+    told = distlaunch("wait", first, status=4 if failure else 143).stderr
+    assert f"FAILED, exit status {4 if failure else 143}: {why}" in told
+    assert "its controller was killed before the run had ended" in told
 
 
 def test_files_are_collected_from_ranks_that_slurm_ends_at_once(queue: Queue, slurm: Slurm) -> None:

@@ -14,7 +14,7 @@ import pytest
 from distlaunch.cli.job_file import job_of
 from distlaunch.job.spec import Allocation
 from distlaunch.launch.controller import ask_for_another
-from distlaunch.observers.run_list import Ticket, note_begin, note_stop
+from distlaunch.observers.run_list import Ticket, lines_of, note_begin, note_stop
 from distlaunch.runs.submissions import Submission, note, note_end
 from distlaunch.schedulers import load
 from distlaunch.schedulers.base import Call
@@ -452,12 +452,22 @@ KILL = "kill -KILL $$"
 
 
 @pytest.mark.parametrize(
-    ("end", "starts", "said"),
-    [("exit 0", "0", ""), ("exit 3", "0", ""), (KILL, "0", "scontrol requeue 17\n"), (KILL, "2", "")],
+    ("end", "before", "said"),
+    [("exit 0", 0, ""), ("exit 3", 0, ""), (KILL, 1, "scontrol requeue 17\n"), (KILL, 2, "")],
 )
-def test_a_script_requeues_only_a_killed_distlaunch(end: str, starts: str, said: str, tmp_path: Path) -> None:
-    done = run_script(requeueing(tmp_path), Call(("bash", "-c", end)), tmp_path, SLURM_RESTART_COUNT=starts)
+def test_a_script_requeues_only_a_killed_distlaunch(end: str, before: int, said: str, tmp_path: Path) -> None:
+    """It counts as distlaunch does: without the requeues of Slurm itself, after preemption."""
+    starts = tmp_path / "slurm-17.jsonl"
+    starts.write_text('{"run": "a"}\n{"requeue": true, "raised": null}\n' * before + '{"run": "b"}\n')
+    done = run_script(requeueing(tmp_path), Call(("bash", "-c", end)), tmp_path, SLURM_RESTART_COUNT="5")
     assert (done.returncode, done.stdout) == (137 if end == KILL else int(end[-1]), said)
+    requeues = [line for line in lines_of(str(starts)) if "requeue" in line]
+    assert len(requeues) == before + bool(said)
+
+
+def test_a_script_requeues_a_distlaunch_that_was_killed_before_it_began_a_run(tmp_path: Path) -> None:
+    done = run_script(requeueing(tmp_path), Call(("bash", "-c", KILL)), tmp_path)
+    assert done.stdout == "scontrol requeue 17\n"
 
 
 @pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", ""])

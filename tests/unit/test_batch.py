@@ -321,11 +321,14 @@ def test_an_unknown_scheduler_is_refused() -> None:
 def test_a_script_has_the_trap_the_setup_and_the_command(name: str, setup: str, tmp_path: Path) -> None:
     scheduler = load(name)
     spec = submitted(f"script: t.py\n{scheduler.key}: {{setup: {setup}}}\n", tmp_path)
-    *_, trap, first, second, before, _, traps, after, call = scheduler.script(spec, CALL).splitlines()
+    lines = scheduler.script(spec, CALL).splitlines()
+    call = lines.index("distlaunch run /work/job.yaml")
+    trap, first, second, before, _, traps, after = lines[call - 7 : call]
     assert trap == ("trap : USR1" if name == "grid-engine" else "trap : USR1 USR2")
     assert (first, second, before) == ("ml cuda", "ml nccl", "")
     assert (traps, after) == ("trap : INT TERM; trap '' USR1 USR2", "")
-    assert call == "distlaunch run /work/job.yaml"
+    ends = {"grid-engine": "exit $status"}  # other exit statuses mean nothing to a scheduler
+    assert lines[call + 1 :][-1:] == [*filter(None, [ends.get(name)])]
 
 
 CAUSE = Cause("why", 1, 1.0)
