@@ -26,7 +26,7 @@ from distlaunch.signals import Interrupts
 from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.allocation_end import is_to_go_on
 from distlaunch.supervisor.codec import OF_FILES, event_of, seconds, uses_of
-from distlaunch.supervisor.nodes import End
+from distlaunch.supervisor.nodes import End, is_connected
 from distlaunch.supervisor.preparing import start_command
 from distlaunch.supervisor.restarting import early_exception, repetition_words
 from distlaunch.supervisor.state import Phase, State
@@ -90,7 +90,7 @@ class Controller:
             lambda node, over: self._feed(events.ImagePulled(node, over)),
         )
         self._links.watch(interrupts.fd, self._on_interrupts)
-        start.attach(self._links, self._feed)
+        start.attach(self._links, self._feed, lambda node: not is_connected(self.state.nodes[node]))
         self._note_ending = start.note_ending
         self._last_frame: dict[int, float] = {}
         self._flow_reported_at = 0.0

@@ -129,6 +129,7 @@ class InboundListener:
         self._held: list[socket.socket] = []
         """Duplicate sockets that stay open until this process exits, so that launchers detect its exit."""
         self._on_arrival: Callable[[events.NodeArrived], object] = lambda event: None
+        self._lost: Callable[[int], bool] = lambda node: False
         self.admits: Callable[[Arrival], str] = lambda arrival: ""
         """Returns the reason to refuse a launcher with proven identity, or "" to admit it."""
 
@@ -273,6 +274,10 @@ class InboundListener:
         if why := wrong or self.admits(arrival):
             self._refuse(visitor, why)
             return
+        if self._expected and self._comes_early(arrival):
+            visitor.send(later=f"ranks of node {arrival.node_rank}, which was lost, may not have ended yet")
+            self._drop(visitor)
+            return
         visitor.joined = True
         visitor.send(proof=self._prover.proof(self._way, "controller", visitor.transcript))
         if self._expected and (node := self._place_for(arrival)) is not None:
@@ -313,19 +318,26 @@ class InboundListener:
         self._second_ports = second_ports
         self._seated = {node: visitor for node, visitor in enumerate(visitors) if visitor}
 
-    def attach(self, on_arrival: Callable[[events.NodeArrived], object]) -> None:
-        """Call `on_arrival` whenever a launcher joins as a missing node."""
-        self._on_arrival = on_arrival
+    def attach(self, on_arrival: Callable[[events.NodeArrived], object], lost: Callable[[int], bool]) -> None:
+        """Call `on_arrival` whenever a launcher joins as a missing node. `lost` is as in `Start.attach`."""
+        self._on_arrival, self._lost = on_arrival, lost
         self.admits = lambda arrival: arrival.lacks or self._no_place(arrival)
 
     def _no_place(self, arrival: Arrival) -> str:
-        """Return why a launcher can't become a missing node; "" if it can."""
-        if self._place_for(arrival) is not None:
+        """Return why a launcher can't become a missing node; "" if it can, now or later."""
+        if self._place_for(arrival) is not None or self._comes_early(arrival):
             return ""
         if free := sorted(self._expected - {*self._seated}):
             wanted = rank_list(free, "node")
             return f"its node rank is {arrival.node_rank}; the run is waiting for {wanted}"
         return "the run has all the nodes it needs"
+
+    def _comes_early(self, arrival: Arrival) -> bool:
+        """Return whether a launcher's node has been lost, but its ranks there may not have ended yet."""
+        number, most = arrival.node_rank, self._gathering.arrival.nodes[1]
+        if not self._gathering.ordered or number is None or number >= most:
+            return False
+        return number not in self._expected and self._lost(number)
 
     def _place_for(self, arrival: Arrival) -> int | None:
         """Return the missing node that a launcher can become; None = there is none.

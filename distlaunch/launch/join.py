@@ -271,6 +271,10 @@ def renumbered(number: int, wanted: int | None) -> str:
     return f"this is node {number}, not --node-rank {wanted}: {why}"
 
 
+class _TooEarlyError(ValueError):
+    """The controller can't admit this launcher yet."""
+
+
 class Launcher:
     """A launcher that connects to the controller and waits until all nodes have joined."""
 
@@ -341,6 +345,8 @@ class Launcher:
         seat = None
         try:
             seat = self._request(connection, host, strict=first and self._gathering.fixed)
+        except _TooEarlyError as error:
+            self._why, self._advice = str(error), ""
         except (OSError, ValueError, TypeError, KeyError) as error:
             if first:
                 self._why, self._advice = self._what_listens(host, port, error), ""
@@ -392,7 +398,8 @@ class Launcher:
     ) -> dict[str, Any]:
         """Return the next message. Bytes after it stay in `received`.
 
-        Raises `JoinError` for a refusal, and OSError or ValueError if the other side is not a controller.
+        Raises `JoinError` for a refusal, `_TooEarlyError` for a request to wait, and OSError or ValueError
+        if the other side is not a controller.
         """
         deadline = None if wait_s is None else time.monotonic() + wait_s
         while b"\n" not in received:
@@ -408,6 +415,8 @@ class Launcher:
         line, _, rest = received.partition(b"\n")
         received[:] = rest
         message = message_of(bytes(line))
+        if "later" in message:
+            raise _TooEarlyError(str(message["later"]))
         if "refused" in message:
             if message.get("another") and not strict:
                 raise ValueError("it is the controller of another job")

@@ -67,10 +67,15 @@ class Start(Frozen):
         if self.listener:
             self.listener.note_ending()
 
-    def attach(self, links: Links, arrived: Callable[[NodeArrived], None]) -> None:
-        """Watch through `links` for nodes that join or return, and call `arrived` for each."""
+    def attach(
+        self, links: Links, arrived: Callable[[NodeArrived], None], lost: Callable[[int], bool]
+    ) -> None:
+        """Watch through `links` for nodes that join or return, and call `arrived` for each.
+
+        `lost` returns whether a node is lost, whether or not its ranks have ended.
+        """
         if self.listener:
-            self.listener.attach(arrived)
+            self.listener.attach(arrived, lost)
             links.watch(self.listener.fd, self.listener.turn)
 
 

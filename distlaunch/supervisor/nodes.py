@@ -181,6 +181,11 @@ def is_missing(node: Node) -> bool:
     )
 
 
+def is_connected(node: Node) -> bool:
+    """Return whether a node has an agent that isn't about to exit."""
+    return isinstance(node, Up | Reaping)
+
+
 def may_be_occupied(node: Node) -> bool:
     """Return whether workers may be running on a node."""
     if isinstance(node, Up | Leaving | Lost):

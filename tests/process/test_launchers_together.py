@@ -9,6 +9,7 @@ import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -338,6 +339,31 @@ def test_only_a_launcher_of_the_missing_node_joins_a_run_that_lost_it(tmp_path: 
         wait_gone(pids, 0.0)
     kept = [path.read_text() for path in (tmp_path / "logs").rglob("stdout.log")]
     assert sum(" 1 of 3" in text for text in kept) == 3
+
+
+SAVES = """
+    import os, signal, sys
+    if (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("2", "0"):
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(os.write(1, b"saves\\n") and open("gate").read()))
+"""
+
+
+def test_a_launcher_waits_while_the_rank_of_its_lost_node_still_saves(tmp_path: Path, gate: Path) -> None:
+    """Although the run already waits for another node."""
+    script(tmp_path, dedent(SAVES) + dedent(SLEEPER.replace("True", "count != '1'")))
+    start = partial(launcher, tmp_path, free_port(), "--max-restarts=1", nodes=3)
+    with ExitStack() as stack:
+        first, second, third = runs = [stack.enter_context(start(node=node)) for node in range(3)]
+        workers(runs)
+        for run in (second, third):
+            run.process.kill()
+        first.wait_for("was lost: its launcher was killed", times=2)
+        third = stack.enter_context(start(node=2))
+        third.wait_for("ranks of node 2, which was lost, may not have ended yet")
+        second = stack.enter_context(start(node=1))
+        first.wait_for("joined as node 1")
+        open_gate(gate)
+        assert statuses([first, second, third]) == [0, 0, 0], told([first, second, third])
 
 
 # Elastic jobs
