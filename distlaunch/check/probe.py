@@ -246,23 +246,26 @@ def nccl_version(path: str) -> str:
 
 
 def imported(script: str) -> list[str]:
-    """Return the names of packages that a script imports at its top level, except in `try` and `if`.
+    """Return the names of packages that a script imports at its beginning.
 
-    Return none for a script that changes the search path.
+    Other statements, and modules beside the script, may change the search path for later imports.
     """
     with open(script, "rb") as file:
         source = file.read()
     tree = ast.parse(source, script)
     compile(tree, script, "exec", dont_inherit=True)  # finds more, such as `return` outside a function
-    if b"sys.path" in source:
-        return []
+    beside = {name.partition(".")[0] for name in os.listdir(os.path.dirname(script) or ".")}
     names: list[str] = []
     for node in tree.body:
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names.append(str(node.module))
-    return list(dict.fromkeys(name.partition(".")[0] for name in names))
+            names += [alias.name.partition(".")[0] for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names.append(str(node.module).partition(".")[0])
+        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            break
+        if beside & {*names} or (isinstance(node, ast.ImportFrom) and node.level):
+            break
+    return [name for name in dict.fromkeys(names) if name not in beside]
 
 
 def network(asked: Facts) -> Facts:

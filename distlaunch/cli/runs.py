@@ -21,7 +21,16 @@ from distlaunch.observers.console import escape
 from distlaunch.observers.run_list import note_end_seen, noted_ends, ways
 from distlaunch.observers.terminal import Terminal
 from distlaunch.runs.following import attend, follow, interrupt, outlast, over
-from distlaunch.runs.run import Run, directories, elsewhere, find, is_foreign, run_directories, when
+from distlaunch.runs.run import (
+    Run,
+    directories,
+    elsewhere,
+    find,
+    is_foreign,
+    run_directories,
+    uncollected,
+    when,
+)
 from distlaunch.runs.submissions import (
     Submission,
     cancel,
@@ -188,6 +197,9 @@ def wait(which: Which = None, as_json: Json = False) -> None:
         print_json(_document(run))
     elif run.status.state is not RunState.SUCCEEDED:
         say(ended_words(run))
+    else:
+        for line in uncollected(run.directory):
+            say(line)
     _leave_with(run)
 
 

@@ -30,12 +30,13 @@ MAX_LISTED, SHOWN = 1000, 100
 class _Node:
     """A node's files with their sizes. `missing` bytes of the last file have yet to arrive.
 
-    `fits` is set if that file fits on the disk. `room` is the number of bytes left until `collect.limit`.
+    `refused` contains the files that don't fit on the disk. `room` is the number of bytes left until
+    `collect.limit`.
     """
 
     def __init__(self, label: str, room: int) -> None:
         self.label, self.sizes = label, dict[str, int]()
-        self.room, self.missing, self.fits = room, 0, True
+        self.room, self.missing, self.refused = room, 0, set[str]()
         self.end = FilesEnd(0, (("other files", "the node did not send them"),), 0)
 
 
@@ -79,16 +80,18 @@ class Files:
         node.room -= file.size
         with suppress(OSError):  # the directory may be gone, which is noticed when the file is written
             disk, expected = os.statvfs(self._directory), sum(each.missing for each in self._nodes.values())
-            node.fits = expected + SPARE <= disk.f_bavail * disk.f_frsize
+            if expected + SPARE > disk.f_bavail * disk.f_frsize:
+                node.refused.add(file.path)
 
     def _add(self, node: _Node, piece: bytes) -> None:
         """Write a piece of the file that a node announced last, unless the disk is full."""
         if len(piece) > node.missing:
             raise ProtocolError("a collected file is larger than announced")
         node.missing -= len(piece)
-        if self._full or not (node.sizes and node.fits):
+        path = next(reversed(node.sizes), "")
+        if self._full or not path or path in node.refused:
             return
-        self._writer.append(f"{COLLECTING}/{node.label}/{next(reversed(node.sizes))}", piece)
+        self._writer.append(f"{COLLECTING}/{node.label}/{path}", piece)
         self._full = self._writer.trouble in FULL  # since any earlier piece: the writer is a thread
         if self._full:
             self._sift()  # immediately makes room for the run's other files
@@ -146,9 +149,9 @@ class Files:
 
     def _left_out(self, node: _Node, missing: list[str]) -> str:
         """List a node's files that are `missing` or were not sent, with reasons; "" if there are none."""
-        full = "is incomplete" if node.fits else os.strerror(errno.ENOSPC)
-        why = self._writer.trouble if self._writer.lost else full
-        reasons = {**dict.fromkeys(missing, why), **dict(node.end.left_out)}
+        full = f"{os.strerror(errno.ENOSPC)}: {size_words(SPARE)} are kept free for the run's other files"
+        why = self._writer.trouble if self._writer.lost else "is incomplete"
+        reasons = {path: full if path in node.refused else why for path in missing} | dict(node.end.left_out)
         # A name may have line breaks.
         names = [
             " ".join(f"{cut(path, SHOWN)} ({cut(text, SHOWN)})".split()) for path, text in reasons.items()

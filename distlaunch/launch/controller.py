@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
@@ -55,26 +56,37 @@ LOOK_S = 0.5
 FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, messages.WorkerExited)
 
 
+_UNKNOWN = (math.inf, math.inf)
+
+
 class _ClockOffset:
     """The seconds to add to a node's monotonic time to get this run's time.
 
-    The smallest recent difference is the one with the least network delay. Older ones don't count, since
-    clocks drift apart: over days, by more than the time between the failures of two ranks.
+    The answer to a heartbeat has been under way for half of the round trip. The shortest recent one is the
+    most exact. Older ones don't count, since clocks drift apart: over days, by more than the time between the
+    failures of two ranks.
     """
 
     def __init__(self, now: float) -> None:
-        self._since, self._least, self._before = now, math.inf, math.inf
+        self._since, self._best, self._before = now, _UNKNOWN, _UNKNOWN
+        self._sent = deque[float]()
 
-    def add(self, now: float, difference: float) -> None:
-        """Take the difference between the time of arrival, `now`, and the time in a report."""
+    def ping(self, now: float) -> None:
+        """Note that a heartbeat was sent."""
+        self._sent.append(now)
+
+    def add(self, now: float, node_time: float, pong: bool = False) -> None:
+        """Take the time in a report that arrived at `now`: perhaps the answer to the first open heartbeat."""
         if now - self._since > RECENT_S:
-            self._since, self._least, self._before = now, math.inf, self._least
-        self._least = min(self._least, difference)
+            self._since, self._best, self._before = now, _UNKNOWN, self._best
+        trip = now - self._sent.popleft() if pong and self._sent else math.inf
+        delay = 0.0 if trip == math.inf else trip / 2
+        self._best = min(self._best, (trip, now - delay - node_time))
 
     @property
     def seconds(self) -> float:
-        """Return the smallest difference of at least the last RECENT_S."""
-        return min(self._least, self._before)
+        """Return the most exact difference of at least the last RECENT_S."""
+        return min(self._best, self._before)[1]
 
 
 class Controller:
@@ -171,6 +183,7 @@ class Controller:
         if now >= (due := self._next_heartbeat):
             self._next_heartbeat = now + self._heartbeat_s
             for node in self._links.beat():
+                self._clock(node).ping(now)
                 reach = self._spec.pool[node].reach
                 most_s = self._lease_s if reach.keeps_alive else MISSED * self._lease_s / wire.HEARTBEATS
                 # Not `now`: this process couldn't receive anything while it was suspended.
@@ -315,13 +328,16 @@ class Controller:
         if isinstance(report, messages.WorkerStarted) and report.local_rank == 0:
             # srun delays the next small message by 40 ms unless data flows in the other direction.
             self._links.send(node, messages.Ping())
+            self._clock(node).ping(self._now())
         if (node_time := getattr(report, "at", None)) is not None:
-            now = self._now()
-            clock = self._clock_offsets.setdefault(node, _ClockOffset(now))
-            clock.add(now, now - seconds(node_time, "at"))
-        event = event_of(report, lambda at: at + self._clock_offsets[node].seconds)
+            is_pong = isinstance(report, messages.Pong)
+            self._clock(node).add(self._now(), seconds(node_time, "at"), is_pong)
+        event = event_of(report, lambda at: at + self._clock(node).seconds)
         if event is not None:
             self._feed(event)
+
+    def _clock(self, node: int) -> _ClockOffset:
+        return self._clock_offsets.setdefault(node, _ClockOffset(self._now()))
 
     def _take_evidence(self, report: messages.Evidence) -> None:
         if not isinstance(report.taken, dict):

@@ -182,13 +182,12 @@ def _start(
 
 
 def _imports(program: Program) -> list[str]:
-    """Return the packages that a script imports, without modules beside it, which `run` copies with it."""
+    """Return the packages that a script imports."""
     if "PYTHONPATH" in program.env:
         return []  # its own modules may be anywhere
     path = os.path.join(program.workdir, program.words[0])
     with suppress(OSError, SyntaxError, ValueError):  # `run` reports it, or it is no Python script
-        beside = {name.partition(".")[0] for name in os.listdir(os.path.dirname(path))}
-        return [name for name in imported(path) if name not in beside] if path.endswith(".py") else []
+        return imported(path) if path.endswith(".py") else []
     return []
 
 

@@ -160,6 +160,13 @@ def document_in(directory: str, name: str = SUMMARY) -> dict[str, Any]:
     return {}
 
 
+def uncollected(directory: str) -> tuple[str, ...]:
+    """Return the lines of the summary about files that could not be collected."""
+    lines = document_in(directory).get("collecting")
+    texts = (line for line in (lines if isinstance(lines, list) else ()) if isinstance(line, str))
+    return tuple(text for text in texts if text.startswith("not collected"))
+
+
 def _claimed(fd: int) -> tuple[dict[str, Any], bool | None, float]:
     """Read and close a status.json.
 
@@ -190,6 +197,10 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 def _ended_unseen(directory: str, status: Status) -> Status:
     """Return the status of a run whose controller is gone: LOST, unless its scheduler ended the job."""
+    if status.ends_as:
+        killed = f"its controller was killed before the run had ended; {_unsaved(directory)}"
+        why = f"{status.why}; {killed}" if status.why else killed
+        return status._replace(state=status.ends_as, exit_status=status.ends_with, why=why)
     entry = listed().get(status.run)
     if entry and (job := entry.queued):
         path = starts_path(os.path.dirname(directory), job.id, job.scheduler)
@@ -197,10 +208,6 @@ def _ended_unseen(directory: str, status: Status) -> Status:
             name = f"{title_of(job.scheduler)} job {job.id}"
             why = f"{name} was cancelled, which killed its controller; {_unsaved(directory)}"
             return status._replace(state=RunState.CANCELLED, exit_status=CANCELLED_STATUS, why=why)
-    if status.ends_as:
-        killed = f"its controller was killed before the run had ended; {_unsaved(directory)}"
-        why = f"{status.why}; {killed}" if status.why else killed
-        return status._replace(state=status.ends_as, exit_status=status.ends_with, why=why)
     return status._replace(state=RunState.LOST, why=_why_lost(directory, status.controller))
 
 

@@ -631,12 +631,12 @@ def _see(each: Submission) -> str:
 def cancel(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[Run | None, bool]:
     """Cancel a job and wait until it is gone. Return the run that this ended, and whether there was a job.
 
-    For a job that had already ended, return its last run. Return early if a signal arrives. Raises
-    `DistlaunchError`.
+    For a job that had already ended, return its last run if that is known to be over, too. Return early if a
+    signal arrives. Raises `DistlaunchError`.
     """
     earlier = latest_run(queued)
     if state_of(queued).over:
-        return earlier, False
+        return earlier if earlier and earlier.status.state.over else None, False
     ended = earlier.id if earlier and not earlier.alive else ""
     run_list.note_stop(queued.directory, queued.id, queued.scheduler, ended)
     load(queued.scheduler).cancel(queued.id, at_once)

@@ -18,7 +18,7 @@ from distlaunch.observers.recording import EVIDENCE, STACKS_REQUEST, request
 from distlaunch.observers.run_directory import CODE, EVENTS, fd_of, file_of, size_of
 from distlaunch.runs.following import lacks_end, summary_of
 from distlaunch.runs.replay import HistoryError, lines_in, replay, typed
-from distlaunch.runs.run import Run, directories, document_in, heard, run_in
+from distlaunch.runs.run import Run, directories, document_in, heard, run_in, uncollected
 from distlaunch.supervisor.connecting import choose_members, returning
 from distlaunch.supervisor.events import AgentUp
 from distlaunch.supervisor.nodes import Connecting, Retrying, WorkerPhase, may_be_occupied
@@ -157,7 +157,8 @@ class Explanation(Frozen):
 
     `certainty` is how well the root cause is known: fact, likely or unknown. `at` is the time of the failure,
     in seconds since the epoch. `error` contains the lines of the failed rank's error. `then` describes how
-    the other ranks ended, and `waiting` describes where ranks were waiting for each other. `differs` maps
+    the other ranks ended, and `waiting` describes where ranks were waiting for each other. `uncollected`
+    contains the lines of the summary about files that could not be collected. `differs` maps
     settings to their values in `other` (the job's last good run, unless `chosen`) and in this run.
     `incomplete` is the reason why only the summary is used. `evidence` contains the records from all nodes.
     `summary` is the summary of a failed run.
@@ -174,6 +175,7 @@ class Explanation(Frozen):
     then: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     restarts: tuple[str, ...] = ()
+    uncollected: tuple[str, ...] = ()
     other: str = ""
     chosen: bool = False
     differs: Mapping[str, tuple[Any, Any]] = {}
@@ -206,6 +208,7 @@ class Explanation(Frozen):
             [f"waiting: {line}" for line in self.waiting[:2]],
             [f"then: {'; '.join(self.then)}"] if self.then else [],
             [f"before: {'; '.join(self.restarts[-2:])}"] if self.restarts else [],
+            self.uncollected[:2],
             [self._change_line()] if self.other and self.cause and not self.chosen else [],
             [f"code: {self.code}; `distlaunch checkout` writes it to a directory"] if self.code else [],
             [f"what to do: {self.advice}"] if self.advice else [],
@@ -255,6 +258,7 @@ def explain(
                 differs["code"] = changed
     known = Explanation(run, other=other.id if other else "", chosen=chosen, differs=differs)
     known = known._replace(
+        uncollected=uncollected(run.directory),
         evidence=tuple(_evidence(run.directory, state.attempt)),
         signs=signs,
         waiting=(

@@ -152,14 +152,21 @@ def test_a_killed_controller_leaves_no_incomplete_file_under_its_name(tmp_path: 
 
 
 def test_a_full_disk_keeps_the_summary(tmp_path: Path) -> None:
-    script = f"open('small', 'w').write('x'); open('large', 'wb').write(bytes({32 << 20}))"
-    job = write_job(tmp_path, script, "gpus_per_node: 0\ncollect: [small, large]")
+    script = f"""
+        for name, size in (("small", 1), ("large", {32 << 20}), ("last", 1)):
+            open(name, "wb").write(b"x" * size)
+    """
+    job = write_job(tmp_path, script, "gpus_per_node: 0\ncollect: [small, large, last]")
     with small_disk(tmp_path / "runs", "size=24m"):
         done = distlaunch("run", str(job), status=0)
         (directory,) = (tmp_path / "runs").iterdir()
-        assert files_in(directory / "collected") == {"node0/small": b"x"}
+        assert files_in(directory / "collected") == {"node0/small": b"x", "node0/last": b"x"}
         assert json.loads((directory / "summary.json").read_text())["exit_status"] == 0
-    assert "not collected from node0: large (No space left on device)" in done.stderr
+        why = "No space left on device: 16 MiB are kept free for the run's other files"
+        told = f"not collected from node0: large ({why})\n"
+        assert told in distlaunch("wait", str(directory), status=0).stderr
+        assert told in distlaunch("why", str(directory), status=0).stdout
+    assert told in done.stderr
     assert "could not be written" not in done.stderr
 
 

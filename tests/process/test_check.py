@@ -100,6 +100,9 @@ def test_the_exit_status_says_whether_the_job_can_work(tmp_path: Path) -> None:
         "import json\n": "",
         "import nonesuch\n": "lacks nonesuch · the script imports it",
         "import sys\nsys.path.append('lib')\nimport nonesuch\n": "",
+        "import paths\nimport nonesuch\n": "",  # a module beside the script may change the search path
+        "from site import addsitedir as add\nadd('lib')\nimport nonesuch\n": "",
+        "'What it does.'\nimport json\nimport nonesuch, paths\n": "lacks nonesuch",
         "import own\n": "",  # in a directory on PYTHONPATH, which is relative to the workdir
         "import json\ndef train(:\n": "can't parse the script: invalid syntax (train.py, line 2) · no rank",
         "import json\0\n": "can't parse the script: source code string cannot contain null bytes",
@@ -107,6 +110,7 @@ def test_the_exit_status_says_whether_the_job_can_work(tmp_path: Path) -> None:
     }
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "own.py").touch()
+    (tmp_path / "paths.py").touch()
     for script, error in found.items():
         (tmp_path / "train.py").write_text(script)
         (tmp_path / "job.yaml").write_text("script: train.py\ngpus_per_node: 0\nenv: {PYTHONPATH: src}\n")

@@ -117,7 +117,8 @@ def test_a_file_that_would_fill_the_disk_is_not_written(tmp_path: Path) -> None:
     files.take(1, "gpu-b", FileBegins(0, "huge", room - CAPACITY))
     files.take(1, "gpu-b", b"x")
     files.take(1, "gpu-b", FilesEnd(0, (), 0))
-    assert files.close({}) == ([], ["not collected from gpu-b: huge (No space left on device)"])
+    why = "No space left on device: 16 MiB are kept free for the run's other files"
+    assert files.close({}) == ([], [f"not collected from gpu-b: huge ({why})"])
 
 
 # The side of the node

@@ -111,8 +111,25 @@ def test_follows_the_clock_of_a_node_that_drifts() -> None:
     """By a second in a day, with a network that is fast once a minute."""
     clock = _ClockOffset(0.0)
     for now in range(0, 86_400, 5):
-        clock.add(now, AHEAD_S + 1e-5 * now + (0.4 if now % 60 else 0.001))
+        clock.add(now, now - AHEAD_S - 1e-5 * now - (0.4 if now % 60 else 0.001))
     assert clock.seconds == pytest.approx(AHEAD_S + 1e-5 * 86_400, abs=0.005)
+
+
+def test_the_clock_of_a_far_node_is_known_by_its_shortest_round_trip() -> None:
+    """200 ms away, and sometimes slow to answer; two heartbeats are under way at the same time."""
+    clock, away_s = _ClockOffset(0.0), 0.2
+    clock.add(1.0 + away_s, 1.0 - AHEAD_S)
+    assert clock.seconds == pytest.approx(AHEAD_S + away_s)
+    for now in range(10, 100, 10):
+        sent, slow_s = [now, now + 0.1], (0.0 if now == 50 else 0.3)
+        for each in sent:
+            clock.ping(each)
+        for each in sent:
+            clock.add(each + 2 * away_s + slow_s, each + away_s + slow_s - AHEAD_S, pong=True)
+        clock.add(now + 5 + away_s, now + 5 - AHEAD_S)
+    assert clock.seconds == pytest.approx(AHEAD_S)
+    clock.add(200.0, 100.0, pong=True)  # to no heartbeat
+    assert clock.seconds == pytest.approx(AHEAD_S)
 
 
 # What is refused
