@@ -28,9 +28,11 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 import zlib
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
+from itertools import takewhile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -203,7 +205,9 @@ def software(asked: Facts) -> Facts:
     names = asked["imports"]
     if script.endswith(".py") and os.access(script, os.R_OK):
         try:
-            names = imported(script)
+            found = imported(script)
+            # A package that contains a module is imported first, and may change the search path.
+            names = found if os.path.dirname(script) == sys.path[0] else []
         except (SyntaxError, ValueError) as error:  # ValueError: it contains null bytes
             names, facts["syntax"] = [], str(error)
     if names:
@@ -252,20 +256,20 @@ def imported(script: str) -> list[str]:
     """
     with open(script, "rb") as file:
         source = file.read()
-    tree = ast.parse(source, script)
-    compile(tree, script, "exec", dont_inherit=True)  # finds more, such as `return` outside a function
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(source, script)
+        compile(tree, script, "exec", dont_inherit=True)  # finds more, such as `return` outside a function
     beside = {name.partition(".")[0] for name in os.listdir(os.path.dirname(script) or ".")}
     names: list[str] = []
     for node in tree.body:
         if isinstance(node, ast.Import):
             names += [alias.name.partition(".")[0] for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        elif isinstance(node, ast.ImportFrom) and not node.level:
             names.append(str(node.module).partition(".")[0])
         elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             break
-        if beside & {*names} or (isinstance(node, ast.ImportFrom) and node.level):
-            break
-    return [name for name in dict.fromkeys(names) if name not in beside]
+    return list(dict.fromkeys(takewhile(lambda name: name not in beside, names)))
 
 
 def network(asked: Facts) -> Facts:

@@ -195,11 +195,10 @@ def wait(which: Which = None, as_json: Json = False) -> None:
     run = follow_each(which, lambda run, interrupts, _: follow(run, interrupts))
     if as_json:
         print_json(_document(run))
-    elif run.status.state is not RunState.SUCCEEDED:
+    elif run.status.state is not RunState.SUCCEEDED or run.status.why:
         say(ended_words(run))
-    else:
-        for line in uncollected(run.directory):
-            say(line)
+    for line in () if as_json else uncollected(run.directory):
+        say(line)
     _leave_with(run)
 
 
@@ -232,7 +231,8 @@ def stop(context: typer.Context, which: Which = None, now: Now = False, as_json:
             say(f"stopping {run.id} ({run.directory})")
     run, stopped = _stopped(queued, run, now)
     if as_json:
-        ended = run or (queued and queued.as_run(RunState.CANCELLED, "cancelled"))
+        how = (RunState.CANCELLED, "cancelled") if stopped else (RunState.UNKNOWN, "had already ended")
+        ended = run or (queued and queued.as_run(*how))
         print_json(ended and _document(ended))
     elif run:
         say(ended_words(run, ":" if stopped else " had already ended:"))

@@ -79,7 +79,11 @@ class Files:
         node.sizes[file.path] = node.missing = file.size
         node.room -= file.size
         with suppress(OSError):  # the directory may be gone, which is noticed when the file is written
-            disk, expected = os.statvfs(self._directory), sum(each.missing for each in self._nodes.values())
+            disk = os.statvfs(self._directory)
+            taken = (
+                each for each in self._nodes.values() if next(reversed(each.sizes), "") not in each.refused
+            )
+            expected = sum(each.missing for each in taken)
             if expected + SPARE > disk.f_bavail * disk.f_frsize:
                 node.refused.add(file.path)
 

@@ -27,7 +27,7 @@ from distlaunch.signals import Interrupts
 from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.allocation_end import is_to_go_on
 from distlaunch.supervisor.codec import OF_FILES, event_of, seconds, uses_of
-from distlaunch.supervisor.nodes import End, is_connected
+from distlaunch.supervisor.nodes import End, may_return
 from distlaunch.supervisor.preparing import start_command
 from distlaunch.supervisor.restarting import early_exception, repetition_words
 from distlaunch.supervisor.state import Phase, State
@@ -56,37 +56,40 @@ LOOK_S = 0.5
 FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, messages.WorkerExited)
 
 
-_UNKNOWN = (math.inf, math.inf)
+_UNKNOWN = (math.inf, (math.inf, math.inf))
+"""The least difference, and the shortest round trip with the difference that it suggests."""
 
 
 class _ClockOffset:
     """The seconds to add to a node's monotonic time to get this run's time.
 
-    The answer to a heartbeat has been under way for half of the round trip. The shortest recent one is the
-    most exact. Older ones don't count, since clocks drift apart: over days, by more than the time between the
-    failures of two ranks.
+    The smallest difference between the time of arrival and the time in a report includes the least network
+    delay. The answer to a heartbeat has been under way for half of the round trip; the shortest one is the
+    most exact. Older reports don't count, since clocks drift apart: over days, by more than the time between
+    the failures of two ranks.
     """
 
     def __init__(self, now: float) -> None:
-        self._since, self._best, self._before = now, _UNKNOWN, _UNKNOWN
+        self._since, self._recent, self._before = now, _UNKNOWN, _UNKNOWN
         self._sent = deque[float]()
 
     def ping(self, now: float) -> None:
-        """Note that a heartbeat was sent."""
+        """Note that a heartbeat was sent. If the node may not answer at once, `now` is infinite."""
         self._sent.append(now)
 
     def add(self, now: float, node_time: float, pong: bool = False) -> None:
         """Take the time in a report that arrived at `now`: perhaps the answer to the first open heartbeat."""
         if now - self._since > RECENT_S:
-            self._since, self._best, self._before = now, _UNKNOWN, self._best
-        trip = now - self._sent.popleft() if pong and self._sent else math.inf
-        delay = 0.0 if trip == math.inf else trip / 2
-        self._best = min(self._best, (trip, now - delay - node_time))
+            self._since, self._recent, self._before = now, _UNKNOWN, self._recent
+        difference, best = now - node_time, self._recent[1]
+        if pong and self._sent and math.isfinite(sent := self._sent.popleft()):
+            best = min(best, (now - sent, difference - (now - sent) / 2))
+        self._recent = min(self._recent[0], difference), best
 
     @property
     def seconds(self) -> float:
-        """Return the most exact difference of at least the last RECENT_S."""
-        return min(self._best, self._before)[1]
+        """Return the most exact estimate from at least the last RECENT_S."""
+        return min(self._recent[0], self._before[0], min(self._recent[1], self._before[1])[1])
 
 
 class Controller:
@@ -102,7 +105,7 @@ class Controller:
             lambda node, over: self._feed(events.ImagePulled(node, over)),
         )
         self._links.watch(interrupts.fd, self._on_interrupts)
-        start.attach(self._links, self._feed, lambda node: not is_connected(self.state.nodes[node]))
+        start.attach(self._links, self._feed, lambda node: may_return(self.state.nodes[node]))
         self._note_ending = start.note_ending
         self._last_frame: dict[int, float] = {}
         self._flow_reported_at = 0.0
@@ -214,8 +217,8 @@ class Controller:
             self._tell(Observer.started, self.state, now)
         if self.state.phase is Phase.STOPPING:
             self._note_ending()
-        if self.state.scheduler_ends and not self._requeueing:
-            self._decide_on_requeue()
+        if self.state.scheduler_ends and self.state.cause and not self._requeueing:
+            self._decide_on_requeue()  # after a success, which may yet be doubted, only at the end
 
     def _decide_on_requeue(self) -> None:
         """Decide whether to requeue a job that its scheduler is ending, before that kills this process.
@@ -328,7 +331,7 @@ class Controller:
         if isinstance(report, messages.WorkerStarted) and report.local_rank == 0:
             # srun delays the next small message by 40 ms unless data flows in the other direction.
             self._links.send(node, messages.Ping())
-            self._clock(node).ping(self._now())
+            self._clock(node).ping(math.inf)  # the workers keep all cores busy
         if (node_time := getattr(report, "at", None)) is not None:
             is_pong = isinstance(report, messages.Pong)
             self._clock(node).add(self._now(), seconds(node_time, "at"), is_pong)

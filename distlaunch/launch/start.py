@@ -72,7 +72,7 @@ class Start(Frozen):
     ) -> None:
         """Watch through `links` for nodes that join or return, and call `arrived` for each.
 
-        `lost` returns whether a node is lost, whether or not its ranks have ended.
+        `lost` returns whether a node is lost and may return, whether or not its ranks have ended.
         """
         if self.listener:
             self.listener.attach(arrived, lost)

@@ -533,6 +533,8 @@ def run_of(word: str | None) -> Run:
     state = state_of(queued)
     if state.over:
         raise DistlaunchError(_without_run(queued, state))
+    if run := latest_run(queued):  # it has begun meanwhile
+        return run
     if _has_run(queued):
         raise DistlaunchError(f"{queued.name} is {state.words}, but {UNSEEN}")
     what = "has not started" if state.waits else "hasn't started a run yet"
@@ -581,10 +583,10 @@ def _next(
             return run
         if next(queries):
             state = _polled(queued)
-            if state.over:
-                run = _newer(queued, before)
-                if not (run or before or (run := _last_remembered(queued))):
-                    raise DistlaunchError(_without_run(queued, state))
+            run = _newer(queued, before)  # which may have begun meanwhile
+            if state.over and not (run or before or (run := _last_remembered(queued))):
+                raise DistlaunchError(_without_run(queued, state))
+            if run or state.over:
                 return run
             unseen = not state.waits and before is None and _has_run(queued)
             if (state.waits or unseen) and state.words != announced:

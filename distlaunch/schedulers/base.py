@@ -229,10 +229,12 @@ class Scheduler:
         lines, extra = self.asked(spec).get("setup") or (), self.asked(spec).get("extra", ())
         options = (*self.options(spec, followed), *extra)
         head = ["#!/bin/bash", *(f"{self.mark} {option}" for option in options)]
+        closing = self.closing(spec)
+        lines = [*lines, "set +e  # the last lines must run"] if lines and closing else lines
         before = ["", f"trap : {' '.join(self.harmless)}", *lines] if lines else []
         head += [*(self.opening(spec) if followed else ()), *before, *TRAP]
         run = _run_lines(call, " &" if self.waits(spec) else "")
-        return "\n".join([*head, "", *run, *self.closing(spec), ""])
+        return "\n".join([*head, "", *run, *closing, ""])
 
     def submit(self, script: str) -> str:
         """Submit the script at a path, and return the job's ID. Raises `DistlaunchError`."""

@@ -228,21 +228,21 @@ class Slurm(base.Scheduler):
             ]
         if not spec.restarts.requeue:
             return lines
-        count = f"""[ "$(cat "$starts" | grep -c '^{{"requeue')" -lt {spec.restarts.requeue} ]"""
+        counted = """$(cat "$starts" 2>/dev/null | grep -c '^{"requeue')"""
         return [
             *lines,
             "status=$?",
             "# distlaunch requeues the job itself, unless it was killed before it could decide.",
             f'starts={shlex.quote(spec.logs.directory)}/{self.name}-"$SLURM_JOB_ID".jsonl',
-            f"if [ $status -eq {KILLED} ] && {count} &&",
-            """    ! tail -n 1 "$starts" | grep -Eq '^{"(decided|requeue)'; then""",
+            f'if [ $status -eq {KILLED} ] && [ "{counted}" -lt {spec.restarts.requeue} ] &&',
+            """    ! sed -n "/\\"starts\\": ${SLURM_RESTART_COUNT:-0},/,\\$p" "$starts" 2>/dev/null |""",
+            """    grep -Eq '^{"(decided|requeue)'; then""",
             "    # One task of an array has the ID of the whole array.",
             '    [ "$SLURM_ARRAY_JOB_ID" != "$SLURM_JOB_ID" ] || SLURM_JOB_ID+="_$SLURM_ARRAY_TASK_ID"',
             "    # In any other state, Slurm is ending the job, for example because a user canceled it.",
-            '    if [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ]; then',
-            '        echo \'{"requeue": true}\' >>"$starts"',
+            '    squeue -h -t all -j "$SLURM_JOB_ID" -o %T | grep -qx RUNNING &&',
+            """        (umask 077; echo '{"requeue": true}' >>"$starts") &&""",
             '        scontrol requeue "$SLURM_JOB_ID"',
-            "    fi",
             "fi",
             "exit $status",
         ]

@@ -162,9 +162,14 @@ def _lost_words(state: State) -> str:
 
 
 def success_doubted(found: SuccessDoubted, state: State, now: float) -> Step:
-    """Ask the scheduler whether it stopped the ranks. The decider of `SuccessDoubted`."""
-    if state.asked or not _scheduler_answers(state):
+    """Ask the scheduler whether it stopped the ranks. The decider of `SuccessDoubted`.
+
+    Ranks that had ended before it began to stop the job succeeded.
+    """
+    if now - state.ended_at > stopping.LATE_S or not _scheduler_answers(state):
         return state, ()
+    if state.asked:
+        return (state._replace(asked=Asked()) if state.asked.ending else state), ()
     return _ask(state, Asked(), now)
 
 
@@ -172,7 +177,7 @@ def end_overtaken(found: EndOvertaken, state: State, now: float) -> Step:
     """Ask the scheduler whether it is ending the allocation. The decider of `EndOvertaken`."""
     if state.asked or not _scheduler_answers(state):
         return state, ()
-    return _ask(state, Asked(ending=True), now, ASK_CALMLY_S)
+    return _ask(state, Asked(ending=True), now, stopping.LATE_S)
 
 
 def ask_overdue(state: State, now: float) -> Step:

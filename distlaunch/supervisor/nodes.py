@@ -181,9 +181,9 @@ def is_missing(node: Node) -> bool:
     )
 
 
-def is_connected(node: Node) -> bool:
-    """Return whether a node has an agent that isn't about to exit."""
-    return isinstance(node, Up | Reaping)
+def may_return(node: Node) -> bool:
+    """Return whether another agent may come to a node that is lost, or whose agent is about to exit."""
+    return isinstance(node, Leaving) or away_of(node) is not None
 
 
 def may_be_occupied(node: Node) -> bool:

@@ -13,6 +13,7 @@ from distlaunch.supervisor.events import EndOvertaken, JobOver, OutputFlows, Ste
 from distlaunch.supervisor.nodes import (
     Connecting,
     End,
+    Exited,
     Linked,
     Lost,
     RankState,
@@ -239,20 +240,22 @@ def _interrupted_again(state: State, name: str, by_command: bool) -> Step:
     by_signal = "press Ctrl-C" if name == "SIGINT" else f"send {name}"
     again = "run `distlaunch stop`" if by_command else by_signal
     overtaken = (EndOvertaken(),) if name == "SIGTERM" else ()
-    running, collects = bool(_still_running(state)), bool(state.spec.collect.paths)
+    ended = state.plan is not None and all(isinstance(each.phase, Exited) for each in state.workers)
+    collects = bool(state.spec.collect.paths)
     if state.interrupts == 1:
         if state.cause and state.cause.scheduled:  # the signal is part of the same termination
             return state, ()
-        if running:
+        if not ended:
             files = ", without collecting files" if collects else ""
             text = f"already stopping; {again} again to kill the workers now{files}"
             return state, (ShowMessage("info", text), *overtaken)
-        rest = "collecting files" if collects else "waiting for the nodes"
-        text = f"all ranks have ended; {again} again to stop {rest}"
+        rest = "stop collecting files" if collects else "end the job now"
+        text = f"all ranks have ended; {again} again to {rest}"
         return state, (ShowMessage("info", text), *overtaken)
     if state.interrupts == 2:
-        state, closing = _close_all(state.unwatched(), 0.0)
-        what = "killing the workers" if running else "no longer waiting for the nodes"
+        state, closing = _close_all(state.unwatched()._replace(asked=None).without_timers(Timer.ASK), 0.0)
+        after = "no longer collecting files" if collects else "still waiting for the nodes"
+        what = after if ended else "killing the workers"
         return state, (ShowMessage("info", f"{what}; {again} again to exit now"), *closing)
     return state._replace(phase=Phase.DONE, timers={}), (
         ShowMessage("warning", "exiting without waiting for the agents, which kill all remaining workers"),

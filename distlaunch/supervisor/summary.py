@@ -289,7 +289,7 @@ class Summary(Frozen):
         if not isinstance(end, Exited):
             return "not started" if end is WorkerPhase.PLANNED else worker.phase_word
         if end.status == 0:
-            return "finished"
+            return "stopped by distlaunch, exit status 0" if end.stopped else "finished"
         if self._same_traceback(worker.rank):
             return "also failed, with the same traceback"
         lost_peer = lost_peer_words(end.peer_gone, end.timed_out)

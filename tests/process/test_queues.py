@@ -441,7 +441,7 @@ def test_says_where_to_submit_from_elsewhere(tmp_path: Path, monkeypatch: pytest
 def run_script(text: str, call: Call, directory: Path, state: str = "RUNNING", **environ: str) -> Done:
     """Run a job's batch script for Slurm as slurmstepd would; scontrol is one that says what it is asked."""
     program(directory / "scontrol", 'echo "scontrol $*"')
-    program(directory / "squeue", f'[ "$*" = "-h -j ${{SLURM_JOB_ID}} -o %T" ] && echo {state}')
+    program(directory / "squeue", f'[ "$*" = "-h -t all -j ${{SLURM_JOB_ID}} -o %T" ] && echo {state}')
     script = directory / "script.sh"
     script.write_text(load("slurm").script(job_of(text, str(directory / "job.yaml"), submitted=True), call))
     env = {"PATH": f"{directory}:/usr/bin:/bin", "SLURM_JOB_ID": "17", **environ}
@@ -458,7 +458,8 @@ KILL = "kill -KILL $$"
 def test_a_script_requeues_only_a_killed_distlaunch(end: str, before: int, said: str, tmp_path: Path) -> None:
     """It counts as distlaunch does: without the requeues of Slurm itself, after preemption."""
     starts = tmp_path / "slurm-17.jsonl"
-    starts.write_text('{"run": "a"}\n{"requeue": true, "raised": null}\n' * before + '{"run": "b"}\n')
+    earlier = '{"run": "a", "starts": 1, "args": ""}\n{"requeue": true, "raised": null}\n{"decided": "a"}\n'
+    starts.write_text(earlier * before + '{"run": "b", "starts": 5, "args": ""}\n')
     done = run_script(requeueing(tmp_path), Call(("bash", "-c", end)), tmp_path, SLURM_RESTART_COUNT="5")
     assert (done.returncode, done.stdout) == (137 if end == KILL else int(end[-1]), said)
     requeues = [line for line in lines_of(str(starts)) if "requeue" in line]
@@ -466,8 +467,17 @@ def test_a_script_requeues_only_a_killed_distlaunch(end: str, before: int, said:
 
 
 def test_a_script_requeues_a_distlaunch_that_was_killed_before_it_began_a_run(tmp_path: Path) -> None:
-    done = run_script(requeueing(tmp_path), Call(("bash", "-c", KILL)), tmp_path)
-    assert done.stdout == "scontrol requeue 17\n"
+    """Whatever earlier starts decided, and not if that can't be counted."""
+    starts = tmp_path / "slurm-17.jsonl"
+    for before in ("", '{"run": "a", "starts": 0, "args": ""}\n{"decided": "a"}\n'):
+        if before:
+            starts.write_text(before)
+        done = run_script(requeueing(tmp_path), Call(("bash", "-c", KILL)), tmp_path, SLURM_RESTART_COUNT="1")
+        assert done.stdout == "scontrol requeue 17\n"
+        assert starts.stat().st_mode & 0o077 == 0 or before
+    starts.unlink()
+    starts.mkdir()
+    assert run_script(requeueing(tmp_path), Call(("bash", "-c", KILL)), tmp_path).stdout == ""
 
 
 @pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", ""])
@@ -516,6 +526,8 @@ def failed(directory: Path, cause: Cause) -> State:
 
 def test_a_script_requeues_no_job_whose_rank_was_killed(tmp_path: Path) -> None:
     """Unless distlaunch requeues it: both have the same status."""
+    starts = tmp_path / "slurm-17.jsonl"
+    starts.write_text('{"run": "", "job": "train", "starts": 0, "args": ""}\n')
     ask_for_another(failed(tmp_path, Cause("why", 137, 1.0, final=True)), pytest.fail)
     call = Call(("bash", "-c", "exit 137"))
     assert run_script(requeueing(tmp_path), call, tmp_path).stdout == ""

@@ -323,11 +323,13 @@ def test_a_script_has_the_trap_the_setup_and_the_command(name: str, setup: str, 
     spec = submitted(f"script: t.py\n{scheduler.key}: {{setup: {setup}}}\n", tmp_path)
     lines = scheduler.script(spec, CALL).splitlines()
     call = lines.index("distlaunch run /work/job.yaml")
-    trap, first, second, before, _, traps, after = lines[call - 7 : call]
+    ends = {"grid-engine": "exit $status"}  # other exit statuses mean nothing to a scheduler
+    assert ("set +e  # the last lines must run" in lines) == (name in ends)
+    shown = [line for line in lines[:call] if not line.startswith("set +e")]
+    trap, first, second, before, _, traps, after = shown[-7:]
     assert trap == ("trap : USR1" if name == "grid-engine" else "trap : USR1 USR2")
     assert (first, second, before) == ("ml cuda", "ml nccl", "")
     assert (traps, after) == ("trap : INT TERM; trap '' USR1 USR2", "")
-    ends = {"grid-engine": "exit $status"}  # other exit statuses mean nothing to a scheduler
     assert lines[call + 1 :][-1:] == [*filter(None, [ends.get(name)])]
 
 

@@ -128,8 +128,18 @@ def test_the_clock_of_a_far_node_is_known_by_its_shortest_round_trip() -> None:
             clock.add(each + 2 * away_s + slow_s, each + away_s + slow_s - AHEAD_S, pong=True)
         clock.add(now + 5 + away_s, now + 5 - AHEAD_S)
     assert clock.seconds == pytest.approx(AHEAD_S)
-    clock.add(200.0, 100.0, pong=True)  # to no heartbeat
+    clock.add(200.0, 199.9 - AHEAD_S, pong=True)  # to no heartbeat
     assert clock.seconds == pytest.approx(AHEAD_S)
+
+
+def test_a_suspended_controller_or_a_busy_node_confuses_no_clock() -> None:
+    clock = _ClockOffset(0.0)
+    clock.add(0.001, -AHEAD_S)
+    clock.ping(math.inf)  # while the workers start
+    clock.add(0.2, 0.2 - AHEAD_S, pong=True)
+    clock.ping(1.0)
+    clock.add(11.0, 1.001 - AHEAD_S, pong=True)
+    assert clock.seconds == pytest.approx(AHEAD_S, abs=0.001)
 
 
 # What is refused

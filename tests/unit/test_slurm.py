@@ -2,6 +2,7 @@
 
 import re
 import time
+from typing import Any
 
 import pytest
 
@@ -341,16 +342,54 @@ def test_a_termination_warning_that_stops_ranks_gives_them_the_time_left() -> No
     assert told == "Slurm job 17 ends in 5 min: sent SIGTERM to all ranks, which must exit (on_warning)"
 
 
-def test_ranks_that_exit_0_when_slurm_stops_them_are_no_success() -> None:
+SIGTERM = Interrupted(15)
+
+
+def succeed(job: Job) -> Actions:
+    """All ranks of a job have succeeded."""
+    return job.feed(*(exited(node, rank, 0, job.now) for node in (0, 1) for rank in (0, 1)))
+
+
+@pytest.mark.parametrize(
+    "signs", [[AgentLeaving(1, 15)], [SIGTERM, AgentLeaving(1, 15)], [AgentLeaving(1, 15), SIGTERM]]
+)
+def test_ranks_that_exit_0_when_slurm_stops_them_are_no_success(signs: list[Any]) -> None:
     for answer, outcome in ((CANCELS, 143), (CONTINUES, 0)):
         job = inside(SLURM_JOB)
-        closing = job.feed(*(exited(node, rank, 0, job.now) for node in (0, 1) for rank in (0, 1)))
+        closing = succeed(job)
         assert phase(job) is Phase.STOPPING
-        assert asks(job.feed(AgentLeaving(1, 15)))
+        assert AskScheduler() in job.feed(*signs)
         job.obey(closing)
         assert phase(job) is Phase.STOPPING, "the answer is awaited"
         job.feed(answer)
         assert (phase(job), job.state.outcome) == (Phase.DONE, outcome)
+        assert job.state.scheduler_ends == bool(outcome)
+
+
+def test_ranks_that_had_ended_before_slurm_ends_the_job_are_a_success() -> None:
+    job = inside(SLURM_JOB)
+    closing = succeed(job)
+    job.wait(10.0)
+    assert not asks(job.feed(AgentLeaving(1, 15)))
+    assert AskScheduler() in job.feed(SIGTERM)
+    assert texts(job.feed(CANCELS)) == ["Slurm job 17 was cancelled"]
+    job.obey(closing)
+    assert (phase(job), job.state.outcome, job.state.scheduler_ends) == (Phase.DONE, 0, True)
+
+
+def test_a_failed_job_that_slurm_ends_keeps_its_cause_and_a_second_signal_waits_for_no_answer() -> None:
+    for again in (False, True):
+        job = inside(SLURM_JOB)
+        spec = job.state.spec
+        job.state = job.state._replace(spec=spec._replace(restarts=spec.restarts._replace(most=0)))
+        closing = job.feed(exited(0, 0, 3, job.now))
+        assert AskScheduler() in job.feed(SIGTERM, after=2.0)
+        if again:
+            job.feed(SIGTERM, after=2.0)
+        job.obey(closing)
+        assert (phase(job) is Phase.DONE) == again
+        job.feed(CANCELS)
+        assert (phase(job), job.state.outcome, job.state.scheduler_ends) == (Phase.DONE, 3, not again)
 
 
 # Tasks
