@@ -211,7 +211,8 @@ def software(asked: Facts) -> Facts:
         except (SyntaxError, ValueError) as error:  # ValueError: it contains null bytes
             names, facts["syntax"] = [], str(error)
     if names:
-        facts["missing"] = [name for name in names if importlib.util.find_spec(name) is None]
+        others = [name for name in names if name not in sys.modules]
+        facts["missing"] = [name for name in others if importlib.util.find_spec(name) is None]
     return facts
 
 

@@ -97,7 +97,7 @@ def test_reads_gpus_through_nvml_and_names_several_nccl_libraries(tmp_path: Path
 
 def test_the_exit_status_says_whether_the_job_can_work(tmp_path: Path) -> None:
     found = {
-        "import json\n": "",
+        "import json, __main__\n": "",
         "import nonesuch\n": "lacks nonesuch · the script imports it",
         "import sys\nsys.path.append('lib')\nimport nonesuch\n": "",
         "import paths, nonesuch\n": "",  # a module beside the script may change the search path
