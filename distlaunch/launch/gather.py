@@ -64,8 +64,15 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
         return launcher.seated()
     make_room_for_many(gathering.arrival.nodes[1])
     entry = _Entry(gathering, InboundListener(gathering, prover, say), spec.rendezvous.id or "")
-    if seat := launcher.seated_unless(entry.opened):
-        return seat
+    try:
+        if seat := launcher.seated_unless(entry.opened):
+            return seat
+    except JoinError as error:
+        if error.exit_status != Exit.UNREACHABLE or not entry.came_too_early:
+            raise
+        what = f"another launcher on this host already controlled a job at {gathering.label}"
+        text = f"gave up after {gathering.wait_s:g} s: {what}, and no node was lost; start this one again"
+        raise JoinError(text, Exit.UNREACHABLE) from None
     try:
         return _Controller(spec, gathering, entry.listener, interrupts, say).gathered(entry.port)
     except BaseException:
@@ -81,6 +88,11 @@ class _Entry:
         self._waits: bool | None = None
         """Whether the job that uses the endpoint is ending. If not, this launcher never controls one."""
         self._look_at, self._left, self.port = 0.0, None, 0
+
+    @property
+    def came_too_early(self) -> bool:
+        """Return whether another launcher on this host controlled a job that wasn't ending yet."""
+        return self._waits is False
 
     def opened(self) -> str | None:
         """Listen at the endpoint, and return None. Raises `JoinError` if that is impossible.

@@ -642,9 +642,15 @@ def cancel(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[R
     ended = earlier.id if earlier and not earlier.alive else ""
     run_list.note_stop(queued.directory, queued.id, queued.scheduler, ended)
     load(queued.scheduler).cancel(queued.id, at_once)
-    queries = _queries()
+    queries, known = _queries(), earlier
     while not interrupts.any():
         run = latest_run(queued)
+        if (
+            run and run.alive and known and run.id != known.id
+        ):  # the job was being requeued at the same moment
+            known = run
+            with suppress(DistlaunchError):
+                load(queued.scheduler).cancel(queued.id, at_once)
         if not (run and run.alive) and next(queries) and _polled(queued).over:
             break
         pause(interrupts, LOOK_S)

@@ -257,8 +257,9 @@ def explain(
             if changed := _changed_files(other.directory, run.directory):
                 differs["code"] = changed
     known = Explanation(run, other=other.id if other else "", chosen=chosen, differs=differs)
+    succeeded = run.status.state is RunState.SUCCEEDED  # why = its controller was killed nevertheless
     known = known._replace(
-        uncollected=uncollected(run.directory),
+        uncollected=uncollected(run.directory) or ((run.status.why,) if succeeded and run.status.why else ()),
         evidence=tuple(_evidence(run.directory, state.attempt)),
         signs=signs,
         waiting=(

@@ -27,6 +27,7 @@ from distlaunch.supervisor.nodes import (
 )
 from distlaunch.supervisor.root_cause import capture
 from distlaunch.supervisor.state import Cause, Phase, State, Timer, Verdict
+from distlaunch.transports.transport import Joined
 from distlaunch.wording import NO_SUSPENDING, NO_SUSPENDING_TORCHRUN, counted, listed, span_words
 
 STOP_MARGIN_S = 14.0
@@ -114,13 +115,14 @@ def _close_all(
 ) -> tuple[State, tuple[Action, ...]]:
     """Send all connected nodes `Close`, and drop those that are being connected."""
     actions: list[Action] = []
-    why = state.cause.preliminary if state.cause else ""
+    close = Close(grace_s, signum, state.outcome, state.cause.preliminary if state.cause else "")
     for i, node in enumerate(state.nodes):
         if isinstance(node, Linked) or node is End.CLEAN:
             there = state.interrupts < 2 and not is_missing(node)  # one that is back may not become clean
-            collects = there and collect_of(state, i) is not None
-            actions.append(Send(i, Close(grace_s, signum, state.outcome, why, collects)))
+            actions.append(Send(i, close._replace(collects=there and collect_of(state, i) is not None)))
         elif isinstance(node, Connecting | Retrying):
+            if isinstance(node, Connecting) and isinstance(state.spec.pool[i].reach, Joined):
+                actions.append(Send(i, close))  # its launcher reads the outcome before the end of the link
             actions.append(Drop(i))
             state = state.with_node(i, given_up(node, node.failure))
             state = state.without_timers(Timer.RETRY, Timer.ANSWER, node=i)

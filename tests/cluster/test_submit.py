@@ -217,6 +217,16 @@ def test_a_cancelled_job_whose_ranks_outlast_it_is_not_requeued(queue: Queue, sl
     assert len(queue.starts(job)) == 1
 
 
+def test_stop_cancels_a_job_again_that_is_requeued_meanwhile(queue: Queue, slurm: Slurm) -> None:
+    job = queue.submit(STUBBORN, "timeouts: {stop: 10m}\nrestarts: {requeue: 1}")
+    queue.wait_for(job, "started", times=3)
+    with subprocess.Popen(distlaunch_argv("stop", job)) as stop:
+        queue.wait_for(job, "was cancelled")
+        slurm.tool("scontrol", "requeue", job)  # as distlaunch may have done at this moment
+        assert stop.wait(PATIENCE_S) == 0
+    slurm.wait_state(job, "CANCELLED")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("failure", ["", "a rank has failed before"])
 def test_a_job_whose_ranks_outlast_its_time_limit_until_slurm_kills_everything_is_requeued(

@@ -295,6 +295,7 @@ def test_a_launcher_too_many_does_not_begin_a_second_job_while_nothing_listens(
             second.process.terminate()
             assert statuses([first, second]) == [143, 143], told([first, second])
             assert (third.wait(), "nodes (joined" in third.stderr) == (Exit.UNREACHABLE, False)
+            assert "another launcher on this host already controlled a job at" in third.stderr
 
 
 # Strangers at the controller's listener
