@@ -645,9 +645,7 @@ def cancel(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[R
     queries, known = _queries(), earlier
     while not interrupts.any():
         run = latest_run(queued)
-        if (
-            run and run.alive and known and run.id != known.id
-        ):  # the job was being requeued at the same moment
+        if run and run.alive and known and run.id != known.id:  # a requeue and the cancellation have crossed
             known = run
             with suppress(DistlaunchError):
                 load(queued.scheduler).cancel(queued.id, at_once)

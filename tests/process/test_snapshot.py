@@ -473,7 +473,7 @@ def test_a_process_killed_while_it_builds_an_environment_is_named(
 
 def test_check_finds_a_missing_package_although_the_code_is_not_on_the_node_yet(job: Path) -> None:
     spec_of(job)
-    write(job, {"train.py": "import helper, not_installed", "helper.py": ""})
+    write(job, {"train.py": "import not_installed, helper", "helper.py": ""})
     done = distlaunch("check", "job.yaml", cwd=job, status=1)
     assert "lacks not_installed " in " ".join(done.stdout.split())
 
