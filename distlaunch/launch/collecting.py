@@ -39,6 +39,11 @@ class _Node:
         self.room, self.missing, self.refused = room, 0, set[str]()
         self.end = FilesEnd(0, (("other files", "the node did not send them"),), 0)
 
+    @property
+    def last(self) -> str:
+        """Return the file that the node announced last; "" = none yet."""
+        return next(reversed(self.sizes), "")
+
 
 class Files:
     """The writer of files to `collected` in a run directory, at most `collect.limit` bytes per node."""
@@ -80,10 +85,7 @@ class Files:
         node.room -= file.size
         with suppress(OSError):  # the directory may be gone, which is noticed when the file is written
             disk = os.statvfs(self._directory)
-            taken = (
-                each for each in self._nodes.values() if next(reversed(each.sizes), "") not in each.refused
-            )
-            expected = sum(each.missing for each in taken)
+            expected = sum(each.missing for each in self._nodes.values() if each.last not in each.refused)
             if expected + SPARE > disk.f_bavail * disk.f_frsize:
                 node.refused.add(file.path)
 
@@ -92,10 +94,9 @@ class Files:
         if len(piece) > node.missing:
             raise ProtocolError("a collected file is larger than announced")
         node.missing -= len(piece)
-        path = next(reversed(node.sizes), "")
-        if self._full or not path or path in node.refused:
+        if self._full or not node.last or node.last in node.refused:
             return
-        self._writer.append(f"{COLLECTING}/{node.label}/{path}", piece)
+        self._writer.append(f"{COLLECTING}/{node.label}/{node.last}", piece)
         self._full = self._writer.trouble in FULL  # since any earlier piece: the writer is a thread
         if self._full:
             self._sift()  # immediately makes room for the run's other files

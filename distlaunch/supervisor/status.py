@@ -100,8 +100,8 @@ def status_of(document: Mapping[str, Any]) -> Status:
     known = {name: value for name, value in document.items() if name in Status._fields}
     process, fields = document["controller"], ControllerProcess._fields
     controller = ControllerProcess(**{name: process[name] for name in fields if name in process})
-    ends_as = known.get("ends_as") and RunState(known["ends_as"])
-    states = {"state": RunState(document["state"]), "ends_as": ends_as or None}
+    ends_as = RunState(known["ends_as"]) if known.get("ends_as") else None
+    states = {"state": RunState(document["state"]), "ends_as": ends_as}
     status = Status(**{**known, **states, "controller": controller})
     for record in tuple[Any, ...]((status, controller)):  # anything may have damaged the file
         for value, kind in zip(record, record.__annotations__.values(), strict=True):
