@@ -374,7 +374,8 @@ def _collect(_: Reading, spec: JobSpec) -> Mistakes:
 def _restarts(reading: Reading, spec: JobSpec) -> Mistakes:
     """Refuse `on` and `never` if they contradict each other or have no effect."""
     limit, given = spec.restarts, reading.section("restarts")
-    if "stall" in (limit.on or ()) and spec.limits.on_stall != "restart":
+    requeues = spec.limits.on_stall == "stop" and limit.requeue
+    if "stall" in (limit.on or ()) and spec.limits.on_stall != "restart" and not requeues:
         yield "restarts.on", "stall has no effect without on_stall: restart"
     for each in dict.fromkeys(limit.on or ()):
         if each in limit.never:

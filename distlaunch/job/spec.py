@@ -509,6 +509,11 @@ class JobSpec(Frozen):
         return self.invocation.earlier.restarts if self.invocation.earlier else 0
 
     @property
+    def scheduler_answers(self) -> bool:
+        """Check whether the controller can find out if the scheduler is ending the job."""
+        return self.allocation is not None and (self.allocation.answers or self.allocation.queued)
+
+    @property
     def takes_nodes_back(self) -> bool:
         """Check whether a lost node can be used again."""
         return self.restarts.most > 0 or self.membership.grow == "now"

@@ -6,8 +6,9 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from distlaunch.agent import messages, wire
 from distlaunch.agent.poller import keep_memory
@@ -217,8 +218,9 @@ class Controller:
             self._tell(Observer.started, self.state, now)
         if self.state.phase is Phase.STOPPING:
             self._note_ending()
-        if self.state.scheduler_ends and self.state.cause and not self._requeueing:
-            self._decide_on_requeue()  # after a success, which may yet be doubted, only at the end
+        ends_badly = self.state.cause or self.state.warned  # another success may yet be doubted
+        if self.state.scheduler_ends and ends_badly and not self._requeueing:
+            self._decide_on_requeue()
 
     def _decide_on_requeue(self) -> None:
         """Decide whether to requeue a job that its scheduler is ending, before that kills this process.
@@ -442,14 +444,8 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
     from distlaunch.schedulers import queue  # imported already, by that scheduler
 
     earlier = [line for line in lines_of(path) if "requeue" in line]
-    if (made := len(earlier)) >= most:
-        times = "once" if made == 1 else f"{made} times"
-        rest = "; the ranks may not have finished: they ended after a warning" if state.outcome == 0 else ""
-        tell(f"not requeueing {allocation.name}: already requeued {times} (restarts.requeue){rest}")
-        return
-    raised = early_exception(state)
-    if raised and state.cause and earlier and earlier[-1].get("raised") == raised:
-        tell(f"not requeueing {allocation.name}: {repetition_words(state, state.cause)}")
+    if why := _why_not_again(state, earlier):
+        tell(f"not requeueing {allocation.name}: {why}")
         return
     try:
         # The state doesn't show a cancellation that happened when this process couldn't be notified.
@@ -458,8 +454,24 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
         if ended := next((fate for fate in fates if fate.ends and fate.final), None):
             tell(f"not requeueing {allocation.name}: it {ended.why}")
             return
-        tell(f"requeueing {allocation.name}, {made + 1} of {most}")
-        append(path, {"requeue": True, "raised": raised})
+        append(path, {"requeue": True, "raised": early_exception(state)})
+        if sum("requeue" in line for line in lines_of(path)) <= len(earlier):
+            why = "it can't be written, or others may write to it"
+            tell(f"not requeueing {allocation.name}: requeues are counted in {path}, but {why}")
+            return
+        tell(f"requeueing {allocation.name}, {len(earlier) + 1} of {most}")
         scheduler.requeue(allocation.job, os.environ)  # which may kill this process immediately
     except DistlaunchError as error:
         tell(f"can't requeue {allocation.name}: {error}")
+
+
+def _why_not_again(state: State, earlier: Sequence[Mapping[str, Any]]) -> str:
+    """Return why a job with these `earlier` requeues isn't requeued again; "" = it is."""
+    if (made := len(earlier)) >= state.spec.restarts.requeue:
+        times = "once" if made == 1 else f"{made} times"
+        rest = "; the ranks may not have finished: they ended after a warning" if state.outcome == 0 else ""
+        return f"already requeued {times} (restarts.requeue){rest}"
+    raised = early_exception(state)
+    if raised and state.cause and earlier and earlier[-1].get("raised") == raised:
+        return repetition_words(state, state.cause)
+    return ""

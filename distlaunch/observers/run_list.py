@@ -270,7 +270,15 @@ def note_stop(directory: str, queued: str, scheduler: str, ended: str = "") -> N
     append(starts_path(directory, queued, scheduler), {"stop": True, "ended": ended})
 
 
+def note_no_stop(directory: str, queued: str, scheduler: str) -> None:
+    """Record that a queued job could not be canceled."""
+    append(starts_path(directory, queued, scheduler), {"stop": False})
+
+
 def is_stopped(path: str, run: str = "") -> bool:
     """Return whether the job with this list of starts was canceled, before `run` had ended if it is given."""
-    first = next((line for line in lines_of(path) if "stop" in line), None)
-    return first is not None and not (run and first.get("ended") == run)
+    first: Mapping[str, Any] = {}
+    for line in lines_of(path):
+        if "stop" in line:
+            first = (first or line) if line["stop"] else {}
+    return bool(first) and not (run and first.get("ended") == run)

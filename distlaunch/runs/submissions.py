@@ -641,16 +641,22 @@ def cancel(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[R
         return earlier if earlier and earlier.status.state.over else None, False
     ended = earlier.id if earlier and not earlier.alive else ""
     run_list.note_stop(queued.directory, queued.id, queued.scheduler, ended)
-    load(queued.scheduler).cancel(queued.id, at_once)
+    try:
+        load(queued.scheduler).cancel(queued.id, at_once)
+    except DistlaunchError:
+        run_list.note_no_stop(queued.directory, queued.id, queued.scheduler)
+        raise
     queries, known = _queries(), earlier
     while not interrupts.any():
         run = latest_run(queued)
-        if run and run.alive and known and run.id != known.id:  # a requeue and the cancellation have crossed
-            known = run
+        state = _polled(queued) if not (run and run.alive) and next(queries) else None
+        if state and state.over:
+            break
+        begun = run and run.alive and known and run.id != known.id
+        if begun or (state and state.waits):  # a requeue and the cancellation have crossed
+            known = run or known
             with suppress(DistlaunchError):
                 load(queued.scheduler).cancel(queued.id, at_once)
-        if not (run and run.alive) and next(queries) and _polled(queued).over:
-            break
         pause(interrupts, LOOK_S)
     run = earlier if earlier and earlier.alive else latest_run(queued)
     if run and earlier and run.id == earlier.id and not earlier.alive:

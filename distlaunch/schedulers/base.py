@@ -230,7 +230,7 @@ class Scheduler:
         options = (*self.options(spec, followed), *extra)
         head = ["#!/bin/bash", *(f"{self.mark} {option}" for option in options)]
         closing = self.closing(spec)
-        lines = [*lines, "set +e  # the last lines must run"] if lines and closing else lines
+        lines = [*lines, "set +eu; trap - ERR  # the last lines must run"] if lines and closing else lines
         before = ["", f"trap : {' '.join(self.harmless)}", *lines] if lines else []
         head += [*(self.opening(spec) if followed else ()), *before, *TRAP]
         run = _run_lines(call, " &" if self.waits(spec) else "")

@@ -48,11 +48,16 @@ _WHYS = {
 }
 _MAY_GO_ON = (_WHYS["TIMEOUT"], _WHYS["OUT_OF_MEMORY"])
 """Reasons for which the job itself must request a requeue. Slurm requeues preempted jobs on its own."""
-_REASONS = {"NodeDown": "NODE_FAIL", "TimeLimit": "TIMEOUT", "JobLaunchFailure": "SCRIPT"}
+_REASONS = {
+    "NodeDown": "NODE_FAIL",
+    "TimeLimit": "TIMEOUT",
+    "DeadLine": "DEADLINE",
+    "JobLaunchFailure": "SCRIPT",
+}
+"""What the reason of a job that is ending means, while its state is still COMPLETING."""
 _HINTS = {"DependencyNeverSatisfied": ": its dependency can't be met anymore; `distlaunch stop` cancels it"}
 """Advice for pending reasons that mean that a job will never start."""
 SIGNAL = r"(?:[BR]{1,2}:)?[A-Z][A-Z0-9]*"
-_DURATION = r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)"
 _CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
 
 
@@ -260,18 +265,19 @@ class Slurm(base.Scheduler):
         rows = (line.split("|", 2) for line in output.splitlines() if line.count("|") >= 2)
         return {job.strip(): queued(state, reason) for job, state, reason in rows}
 
-    def array_tasks(self, job: str) -> dict[str, str]:
+    def array_tasks(self, job: str, ended: bool = False) -> dict[str, str]:
         """Query squeue. Tasks that wait have one entry, such as `12_[3-7]`."""
         # The variables of an array would also be in the environment of jobs that its tasks submit.
-        ended = ["--states=all"] if "_" in job else []
-        asked = ("--noheader", f"--jobs={job}", *ended, "--format=%F_%K|%A")
+        states = ["--states=all"] if ended or "_" in job else []
+        asked = ("--noheader", f"--jobs={job}", *states, "--format=%F_%K|%A")
         output = _call("squeue", *asked, forgives=re.compile("Invalid job id"))
         return dict(re.findall(r"(?m)^(\d+_[\d[].*)\|(\d+)$", output))
 
     def cancel(self, job: str, at_once: bool = False) -> None:
         """Cancel with scancel."""
         # scancel takes the ID of an array's last task for the whole array, and ignores those of other tasks.
-        job = next((name for name, each in self.array_tasks(job).items() if each == job), job)
+        tasks = self.array_tasks(job, ended=True)
+        job = next((name for name, each in tasks.items() if each == job), job)
         _call("scancel", job)
         if at_once:
             _call("scancel", "--signal=KILL", job, forgives=queue.ANYTHING)  # it may already be gone
@@ -372,9 +378,6 @@ def _why_completing(fields: Mapping[str, str], end: float | None) -> str:
         return _WHYS[_REASONS[reason]]
     if end is None:  # the job has started again
         return _WHYS["REQUEUED"]
-    begin, limit = _time(fields.get("StartTime", "")), _seconds(fields.get("TimeLimit", ""))
-    if begin is not None and limit is not None and end - begin >= limit:
-        return _WHYS["TIMEOUT"]
     if _time(fields.get("PreemptTime", "")) is not None:
         return _WHYS["PREEMPTED"]
     return "was cancelled"
@@ -385,11 +388,3 @@ def _time(text: str) -> float | None:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
         return None  # Unknown, None
-
-
-def _seconds(text: str) -> float | None:
-    found = re.fullmatch(_DURATION, text)
-    if not found:
-        return None  # UNLIMITED
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -31,6 +31,8 @@ ASK_S = 1.0
 """Seconds for the scheduler to answer. A failure must not wait longer."""
 ASK_CALMLY_S = 5.0
 """Seconds for the scheduler to say when the job ends. A termination warning comes long before that."""
+DOUBT_S = 20.0
+"""Seconds that a success which the scheduler may have caused waits for the answer."""
 SPARE_S = 5.0
 """Seconds of the remaining time reserved for ending the job."""
 STATUS = 128 + signal.SIGTERM
@@ -50,7 +52,7 @@ def ask_before_failing(found: AttemptFailed, state: State, now: float) -> Step:
         asked = Asked(cause, state.asked.also + found.also)
         return _hold(state.unwatched(), asked, now), ()
     may_come_from_it = found.cause.rank is None or found.cause.exit_status in _BY_SIGNALS
-    if not _scheduler_answers(state) or not may_come_from_it:
+    if not state.spec.scheduler_answers or not may_come_from_it:
         return restarting.attempt_failed(found, state, now)
     return _ask(state.unwatched(), Asked(*found), now)
 
@@ -60,7 +62,7 @@ def ask_before_ending(found: JobOver, state: State, now: float) -> Step:
 
     The decider of `JobOver`.
     """
-    if found.asked or not _may_be_by_scheduler(found.cause, state) or not _scheduler_answers(state):
+    if found.asked or not _may_be_by_scheduler(found.cause, state) or not state.spec.scheduler_answers:
         return stopping.end_job(found, state, now)
     asked = Asked(found.cause)
     return (_hold(state, asked, now), ()) if state.asked else _ask(state, asked, now)
@@ -92,14 +94,9 @@ def termination_warning(found: TerminationWarning | WarningReceived, state: Stat
     state = state._replace(warned=True)
     if state.asked:
         return state, ()
-    if not _scheduler_answers(state):
+    if not state.spec.scheduler_answers:
         return _warn_ranks(state, None, now)
     return _ask(state, Asked(), now, ASK_CALMLY_S)
-
-
-def _scheduler_answers(state: State) -> bool:
-    allocation = state.spec.allocation
-    return allocation is not None and (allocation.answers or allocation.queued)
 
 
 def _ask(state: State, asked: Asked, now: float, within_s: float = ASK_S) -> Step:
@@ -119,11 +116,8 @@ def on_allocation_reported(event: AllocationReported, state: State, now: float) 
     if asked is None:
         return state, ()
     state = state._replace(asked=None).without_timers(Timer.ASK)
-    if event.ends and asked.ending:
-        text = f"{_allocation_name(state)} {event.why}"
-        return state.overtaken(), (ShowMessage("error", text),)
     if event.ends:
-        return _ended_by_scheduler(state, event, now)
+        return _ended_by_scheduler(state, event, asked.ending, now)
     return (state, ()) if state.phase is Phase.STOPPING else _resume(asked, event.left_s, state, now)
 
 
@@ -139,16 +133,19 @@ def _resume(asked: Asked, left_s: float | None, state: State, now: float) -> Ste
     return _warn_ranks(state, left_s, now)
 
 
-def _ended_by_scheduler(state: State, answer: AllocationReported, now: float) -> Step:
-    """End the job. If it is already ending, replace a root cause that the end of the allocation explains."""
+def _ended_by_scheduler(state: State, answer: AllocationReported, ending: bool, now: float) -> Step:
+    """End the job. If it is already ending, replace a root cause that the end of the allocation explains.
+
+    That can't explain what happened before: the job was `ending` when the scheduler was asked.
+    """
     cancelled = "cancelled" in answer.why
     text = f"{'' if cancelled else _lost_words(state)}{_allocation_name(state)} {answer.why}"
     cause = Cause(text, STATUS, now, scheduled=True, cancelled=cancelled, final=answer.final)
     if state.phase is not Phase.STOPPING:
         return state, (JobOver(cause, _signal(state)),)
-    if state.cause is None or state.cause.exit_status in _BY_SCHEDULER:
+    if not ending and (state.cause is None or state.cause.exit_status in _BY_SCHEDULER):
         return state.with_cause(cause), (ShowMessage("error", cause.text),)
-    return state, ()
+    return state.overtaken(), (ShowMessage("error", f"{_allocation_name(state)} {answer.why}"),)
 
 
 def _lost_words(state: State) -> str:
@@ -166,7 +163,7 @@ def success_doubted(found: SuccessDoubted, state: State, now: float) -> Step:
 
     Ranks that had ended before it began to stop the job succeeded.
     """
-    if now - state.ended_at > stopping.LATE_S or not _scheduler_answers(state):
+    if now - state.ended_at > stopping.LATE_S or not state.spec.scheduler_answers:
         return state, ()
     if state.asked:
         return (state._replace(asked=Asked()) if state.asked.ending else state), ()
@@ -175,13 +172,16 @@ def success_doubted(found: SuccessDoubted, state: State, now: float) -> Step:
 
 def end_overtaken(found: EndOvertaken, state: State, now: float) -> Step:
     """Ask the scheduler whether it is ending the allocation. The decider of `EndOvertaken`."""
-    if state.asked or not _scheduler_answers(state):
+    if state.asked or not state.spec.scheduler_answers:
         return state, ()
     return _ask(state, Asked(ending=True), now, stopping.LATE_S)
 
 
 def ask_overdue(state: State, now: float) -> Step:
-    """Continue without the scheduler's answer. A job that is ending waits a little longer for the reason."""
+    """Continue without the scheduler's answer. A job that is ending still waits for the reason."""
+    doubted = state.phase is Phase.STOPPING and state.cause is None and now < state.ended_at + DOUBT_S
+    if doubted or (state.phase is Phase.STOPPING and state.nodes.counts.over < len(state.nodes)):
+        return state.with_timer(Timer.ASK, now + ASK_S), ()
     asked, (state, found) = state.asked, on_allocation_reported(AllocationReported(None), state, now)
     return state._replace(asked=asked if any(isinstance(each, JobOver) for each in found) else None), found
 
@@ -235,6 +235,8 @@ def is_to_go_on(state: State) -> bool:
     saved its work.
     """
     cause, wanted = state.cause, state.spec.restarts.requeue
-    if not wanted or (cause and (cause.cancelled or cause.final)):
+    if not wanted or state.unwanted or (cause and (cause.cancelled or cause.final)):
+        return False
+    if cause and not state.warned and restarting.is_unlisted(cause, state.spec.restarts):
         return False
     return state.warned if state.outcome == 0 else state.outcome not in MISTAKES

@@ -84,6 +84,11 @@ def _unlisted_words(cause: Cause, limit: Restarts) -> str:
     return f"restarts.never includes {what}" if decisive else f"restarts.on doesn't include {what}"
 
 
+def is_unlisted(cause: Cause, limit: Restarts) -> bool:
+    """Return whether restarts.on or restarts.never rules out another attempt after this failure."""
+    return cause.kind is not None and bool(_unlisted_words(cause, limit))
+
+
 def _repeated_words(state: State, failures: tuple[Restart, ...]) -> str:
     """Return a message if the same exception ended both of the last two attempts early, else ""."""
     first, last = failures[0], failures[-1]
@@ -112,8 +117,7 @@ def early_exception(state: State) -> str:
     """
     if not state.verdict or not state.verdict.cause or not state.verdict.cause.raised:
         return ""
-    lived_s = state.verdict.at - (state.started_at or state.verdict.at)
-    if state.spec.restarts.repeat or lived_s >= HEALTHY_S:
+    if state.spec.restarts.repeat or _lived_until(state.verdict.at, state) >= HEALTHY_S:
         return ""
     import hashlib  # loads OpenSSL, and few jobs are requeued
 
@@ -230,6 +234,11 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
     return state, (message, *evidence, *(Send(i, StopWorkers(grace_s, cause.preliminary)) for i in busy))
 
 
+def _lived_until(end: float, state: State) -> float:
+    """Return how long the last attempt had been running at its end."""
+    return end - (end if state.started_at is None else state.started_at)
+
+
 def _lived_s(state: State, now: float) -> float:
     """Return how long the current attempt has been running."""
     return now - state.started_at if state.started_at and state.phase is Phase.RUNNING else 0.0
@@ -255,6 +264,21 @@ def end_if_excluded(state: State, now: float) -> Step:
     """
     why = _excluded_words(state, state.restarts)
     return state, (_excluded(state.restarts[-1].cause, why),) if why else ()
+
+
+def include_again(state: State, now: float) -> Step:
+    """Lift an exclusion if a late report has changed the root cause to one that no rule excludes.
+
+    Then the job may be requeued. The first rule of STOPPING.
+    """
+    cause = state.cause
+    if not (state.verdict and cause and cause.final and cause.note):
+        return state, ()
+    this = Restart(state.verdict.at, Why.FAILURE, cause, _lived_until(state.verdict.at, state))
+    if _excluded_words(state, (*state.restarts, this)):
+        return state, ()
+    text = cause.text.removesuffix(cause.note)
+    return state.with_cause(cause._replace(text=text, note="", final=False)), ()
 
 
 def go_on_when_cleared(state: State, now: float) -> Step:

@@ -183,6 +183,7 @@ class State(Frozen):
     `wait_told` is set once the nodes that the job is waiting for between two attempts have been listed.
     `warned` is set after a termination warning, and `asked` while a question to the scheduler is pending.
     `interrupted_by` is the node that passed on the last interrupt, or None for the controller itself.
+    `unwanted` is set once the user, rather than perhaps a scheduler, has asked the job to stop.
     `resumed` contains the time at which the controller continued after a suspension of about `timeouts.lease`
     or longer, and the length of the suspension in seconds. `chance` (0 to 1) keeps many runs from acting at
     the same time. `foreseen` is the MASTER_ADDR in the requests sent to nodes before a plan existed.
@@ -212,6 +213,7 @@ class State(Frozen):
     interrupts: int = 0
     interrupted_at: float | None = None
     interrupted_by: int | None = None
+    unwanted: bool = False
     resumed: tuple[float, float] | None = None
     warned: bool = False
     asked: Asked | None = None

@@ -201,7 +201,7 @@ _RULES: Mapping[Phase, tuple[Rule, ...]] = {
     Phase.PREPARING: (preparing.start_when_prepared,),
     Phase.RUNNING: (root_cause.verdict_when_all_ended,),
     Phase.RESTARTING: (restarting.end_if_excluded, restarting.go_on_when_cleared),
-    Phase.STOPPING: (stopping.drain_when_clean, stopping.finish_when_closed),
+    Phase.STOPPING: (restarting.include_again, stopping.drain_when_clean, stopping.finish_when_closed),
 }
 """The rules of each phase: what the job does next as soon as it can."""
 

@@ -163,7 +163,7 @@ def on_swept(event: Swept, state: State, now: float) -> Step:
 
 
 def drain_when_clean(state: State, now: float) -> Step:
-    """Request the remaining data once every node is clean. The first rule of STOPPING."""
+    """Request the remaining data once every node is clean. The second rule of STOPPING."""
     if state.due_at(Timer.CLOSE) is None or state.nodes.counts.linked:
         return state, ()
     return _drain(state.without_timers(Timer.CLOSE), now)
@@ -191,7 +191,7 @@ def on_stuck(event: Stuck, state: State, now: float) -> Step:
 
 
 def finish_when_closed(state: State, now: float) -> Step:
-    """Finish once nothing more can arrive from any node. The second rule of STOPPING."""
+    """Finish once nothing more can arrive from any node. The last rule of STOPPING."""
     if state.asked or state.nodes.counts.over < len(state.nodes):
         return state, ()
     cause = state.cause
@@ -222,15 +222,20 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
             return state, ()
     if insists:
         state = state._replace(interrupts=state.interrupts + 1, interrupted_at=now, interrupted_by=event.node)
+    if insists and event.signum != signal.SIGTERM:
+        state = state._replace(unwanted=True)
     name = signal.Signals(event.signum).name
     where = "" if event.node is None else f" on {state.label(event.node)}"
     how = "`distlaunch stop`" if event.by_command else f"{name}{where}"
     stopped = Cause(f"stopped by {how}", 128 + event.signum, now, cancelled=True)
     if state.phase is not Phase.STOPPING:
         passed_on = event.signum if name in state.spec.invocation.signals else signal.SIGTERM
-        # A rank that has failed is the root cause, even if its failure has not been reported yet.
+        # A rank that has failed is the root cause, even if its failure has not been reported yet, unless a
+        # scheduler may have stopped its peers.
+        asks = event.signum == signal.SIGTERM and state.spec.scheduler_answers
+        cause = stopped if asks or state.suspect is None else state.suspect
         insisted = state.interrupts > 1  # the first one is held back until the scheduler has answered
-        return state, (JobOver(state.suspect or stopped, passed_on, 0.0 if insisted else None),)
+        return state, (JobOver(cause, passed_on, 0.0 if insisted else None),)
     if state.cause and state.cause.agent_signum == event.signum and now - state.ended_at < SAME_SIGNAL_S:
         return state.with_cause(stopped), ()  # the signal went to all processes, and reached an agent first
     # A terminal that closes sends SIGHUP and breaks both streams. That counts as one request.

@@ -14,7 +14,7 @@ import pytest
 from distlaunch.cli.job_file import job_of
 from distlaunch.job.spec import Allocation
 from distlaunch.launch.controller import ask_for_another
-from distlaunch.observers.run_list import Ticket, lines_of, note_begin, note_stop
+from distlaunch.observers.run_list import Ticket, is_stopped, lines_of, note_begin, note_stop
 from distlaunch.runs.submissions import Submission, note, note_end
 from distlaunch.schedulers import load
 from distlaunch.schedulers.base import Call
@@ -547,6 +547,78 @@ def test_requeues_no_cancelled_job(shown: str, tmp_path: Path, monkeypatch: pyte
     requeued = "requeue 17" in asked
     told = "requeueing Slurm job 17, 1 of 2" if requeued else "not requeueing Slurm job 17: it was cancelled"
     assert (said, requeued) == ([told], shown in ("RUNNING", "TIMEOUT"))
+
+
+def test_requeues_no_job_whose_requeues_it_cannot_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would do so for ever."""
+    program(tmp_path / "scontrol", f'echo "$*" >>{tmp_path}/asked\necho JobState=RUNNING')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    starts = tmp_path / "slurm-17.jsonl"
+    starts.touch()
+    starts.chmod(0o666)
+    said = list[str]()
+    ask_for_another(failed(tmp_path, Cause("why", 1, 1.0)), said.append)
+    why = f"requeues are counted in {starts}, but it can't be written, or others may write to it"
+    assert said == [f"not requeueing Slurm job 17: {why}"]
+    assert "requeue" not in (tmp_path / "asked").read_text()
+
+
+def test_a_job_that_could_not_be_cancelled_is_not_told_as_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm's commands are stand-ins."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    program(tmp_path / "squeue", "echo '17|RUNNING|None'")
+    program(tmp_path / "scancel", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    note(Submission("17", "train", str(tmp_path), time.time()))
+    assert "Unable to contact" in distlaunch("stop", "17", status=1).stderr
+    assert not is_stopped(str(tmp_path / "slurm-17.jsonl"))
+    program(tmp_path / "scancel", f"touch {tmp_path}/over")
+    program(
+        tmp_path / "squeue", f"[ -e {tmp_path}/over ] && echo '17|CANCELLED|None' || echo '17|RUNNING|None'"
+    )
+    assert "Slurm job 17: cancelled" in distlaunch("stop", "17", status=0).stderr
+    assert is_stopped(str(tmp_path / "slurm-17.jsonl"))
+
+
+def test_stop_cancels_a_job_again_that_is_requeued_meanwhile_and_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm's commands are stand-ins."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    stages = (
+        "case $(cat {0}/done 2>/dev/null) in '') echo '17|RUNNING|None';; x) echo '17|PENDING|None';; *) "
+    )
+    program(tmp_path / "squeue", f"{stages.format(tmp_path)} echo '17|CANCELLED|None';; esac")
+    program(tmp_path / "scancel", f"printf x >>{tmp_path}/done")
+    note(Submission("17", "train", str(tmp_path), time.time()))
+    assert "Slurm job 17: cancelled" in distlaunch("stop", "17", status=0).stderr
+    assert (tmp_path / "done").read_text() == "xx"
+
+
+def test_a_last_task_that_has_just_ended_is_not_taken_for_its_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ID is that of the array. Slurm's commands are stand-ins."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    program(tmp_path / "squeue", 'case "$*" in *--states=all*) echo "73_9|73";; esac; echo "73_1|74"')
+    program(tmp_path / "scancel", f'echo "$*" >>{tmp_path}/cancelled')
+    load("slurm").cancel("73")
+    assert (tmp_path / "cancelled").read_text() == "73_9\n"
+
+
+@pytest.mark.parametrize("setup", ["set -euo pipefail", "set -E; trap 'exit 1' ERR"])
+def test_a_strict_setup_does_not_keep_a_killed_distlaunch_from_being_requeued(
+    setup: str, tmp_path: Path
+) -> None:
+    strict = f"{requeueing(tmp_path)}slurm: {{setup: {json.dumps(setup)}}}\n"
+    script = run_script(strict, Call(("bash", "-c", KILL)), tmp_path)
+    assert script.stdout == "scontrol requeue 17\n"
+    assert script.returncode == 137
 
 
 def test_a_task_of_an_array_is_requeued_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,20 +2,23 @@
 
 import re
 import shlex
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from distlaunch.agent.messages import Interrupted
 from distlaunch.cli.job_file import job_of
 from distlaunch.errors import DistlaunchError, JobError, UsageError
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import FailureKind, JobSpec
 from distlaunch.schedulers import TABLE, flux, grid_engine, load, lsf, pbs, slurm, target_of
 from distlaunch.schedulers.base import Call, check_submitted
 from distlaunch.schedulers.queue import CANCELLED, Queued
 from distlaunch.supervisor.allocation_end import is_to_go_on
 from distlaunch.supervisor.state import Cause, Verdict
-from tests.unit.test_restarts import Job
+from tests.unit.test_restarts import Job, text_of
+from tests.unit.test_supervisor import exited
 
 CALL = Call(("distlaunch", "run", "/work/job.yaml"))
 SLURM = load("slurm")
@@ -324,8 +327,8 @@ def test_a_script_has_the_trap_the_setup_and_the_command(name: str, setup: str, 
     lines = scheduler.script(spec, CALL).splitlines()
     call = lines.index("distlaunch run /work/job.yaml")
     ends = {"grid-engine": "exit $status"}  # other exit statuses mean nothing to a scheduler
-    assert ("set +e  # the last lines must run" in lines) == (name in ends)
-    shown = [line for line in lines[:call] if not line.startswith("set +e")]
+    assert ("set +eu; trap - ERR  # the last lines must run" in lines) == (name in ends)
+    shown = [line for line in lines[:call] if not line.startswith("set +eu")]
     trap, first, second, before, _, traps, after = shown[-7:]
     assert trap == ("trap : USR1" if name == "grid-engine" else "trap : USR1 USR2")
     assert (first, second, before) == ("ml cuda", "ml nccl", "")
@@ -354,3 +357,31 @@ def test_requeues_jobs_that_a_new_start_can_help(cause: Cause | None, warned: bo
     assert not is_to_go_on(state)
     wanted = state.spec._replace(restarts=state.spec.restarts._replace(requeue=1))
     assert is_to_go_on(state._replace(spec=wanted)) == goes_on
+
+
+@pytest.mark.parametrize(
+    ("exclusion", "kind", "warned", "goes_on"),
+    [
+        ("never: [stall]", "stall", False, False),
+        ("on: [node_lost]", "stall", False, False),
+        ("on: [stall]", "stall", False, True),
+        ("never: [stall]", "stall", True, True),
+        ("on: [node_lost]", None, False, True),  # timeouts.job, for example
+    ],
+)
+def test_requeues_no_failure_that_restarts_exclude(
+    exclusion: str, kind: FailureKind | None, warned: bool, goes_on: bool
+) -> None:
+    """Even if no restart came into question, as with `on_stall: stop`."""
+    state = Job(text_of("[a, b]", "on_stall: stop", restarts=f"restarts: {{requeue: 1, {exclusion}}}")).state
+    state = state._replace(warned=warned, verdict=Verdict(CAUSE._replace(kind=kind), 1.0))
+    assert is_to_go_on(state) == goes_on
+
+
+@pytest.mark.parametrize(("signum", "goes_on"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
+def test_does_not_requeue_a_job_that_the_user_stops_while_it_is_failing(signum: int, goes_on: bool) -> None:
+    """Slurm sends SIGTERM at the time limit."""
+    job = Job(text_of(restarts="restarts: {requeue: 1}")).to_running()
+    job.feed(exited(0, 0, 3, job.now))
+    job.feed(Interrupted(signum), after=2.0)
+    assert (job.state.outcome, is_to_go_on(job.state)) == (3, goes_on)

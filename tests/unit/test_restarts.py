@@ -222,6 +222,21 @@ def test_keeps_the_reason_why_it_does_not_restart_if_another_rank_failed_earlier
     assert not is_to_go_on(job.state)
 
 
+@pytest.mark.parametrize("limit", ["never: [exception]", "on: [exit]"])
+def test_an_earlier_failure_counts_for_requeueing_too(limit: str) -> None:
+    """Whichever was reported first."""
+    killed = messages.WorkerExited(0, 0, -9, 1000.0, oom_kills=1)
+    raised = messages.WorkerExited(1, 1, 1, 1000.2, words=OWN)
+    allowed = limit == "never: [exception]"
+    for events in ([killed, raised], [raised, killed]):
+        job = Job(text_of(restarts=f"restarts: {{requeue: 5, {limit}}}")).to_running()
+        job.feed(*(each._replace(at=job.now + each.at - 1001.0) for each in events))
+        cause = job.state.cause
+        assert cause and cause.rank == 0
+        assert ("not restarting" in cause.text) == (not allowed)
+        assert is_to_go_on(job.state) == allowed
+
+
 @pytest.mark.parametrize(
     ("other", "lived_s", "repeat"),
     [

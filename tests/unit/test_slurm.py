@@ -21,6 +21,7 @@ from distlaunch.supervisor.summary import Summary
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.slurm import SlurmStep
 from tests.unit.orders import Close, WarnWorkers
+from tests.unit.samples import PEER_GONE
 from tests.unit.tasks import task_environment, variables
 from tests.unit.test_restarts import Job, inside, text_of
 from tests.unit.test_supervisor import MASTER, Actions, exited, lost, texts
@@ -163,8 +164,9 @@ def test_reads_a_jobs_fate_from_scontrol() -> None:
     ending = {"JobState": "COMPLETING", **times}
     early = ending | {"EndTime": local(begin + 60)}
     for changes, why in (
-        (ending, "reached its time limit"),
+        (early | {"Reason": "TimeLimit"}, "reached its time limit"),
         (early, "was cancelled"),
+        (ending, "was cancelled"),  # after a suspension, for example
         (early | {"Reason": "NodeDown"}, "lost a node"),
         (early | {"Reason": "JobLaunchFailure"}, "failed because its batch script was killed"),
         (early | {"EndTime": "Unknown"}, "was requeued"),
@@ -276,6 +278,54 @@ def test_a_late_answer_of_the_scheduler_still_says_why_the_job_has_ended(answers
         job.wait(3.0)
     assert (phase(job), job.state.cause and job.state.cause.scheduled) == (Phase.DONE, answers)
     assert answers or cause(job) == "stopped by SIGTERM"
+
+
+def test_an_answer_counts_as_long_as_the_ranks_are_exiting() -> None:
+    """A busy scheduler takes longer to answer than a failure can wait."""
+    job = inside(SLURM_JOB)
+    assert asks(job.feed(SIGTERM))
+    closing = job.wait(1.0)
+    job.wait(9.0)
+    assert texts(job.feed(CANCELS)) == ["Slurm job 17 was cancelled"]
+    job.obey(closing)
+    assert (phase(job), cause(job)) == (Phase.DONE, "Slurm job 17 was cancelled")
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_ranks_that_exit_0_on_sigterm_are_no_success_until_slurm_has_answered(answers: bool) -> None:
+    job = inside(SLURM_JOB)
+    assert asks(job.feed(SIGTERM))
+    succeed(job)
+    job.obey(job.wait(1.0))
+    job.wait(9.0)
+    assert phase(job) is Phase.STOPPING
+    if answers:
+        job.feed(CANCELS)
+    else:
+        job.wait(15.0)
+    assert (phase(job), job.state.outcome) == (Phase.DONE, 143 if answers else 0)
+
+
+def test_slurm_may_have_ended_the_peers_of_a_rank_that_lost_its_connection() -> None:
+    for answer, text in ((CANCELS, "Slurm job 17 was cancelled"), (CONTINUES, "stopped by SIGTERM")):
+        job = inside(SLURM_JOB)
+        job.feed(exited(0, 0, 1, job.now)._replace(words=PEER_GONE))
+        assert job.state.suspect
+        assert asks(job.feed(SIGTERM))
+        job.feed(answer)
+        assert cause(job) == text
+
+
+def test_slurm_ends_a_job_whose_own_failure_is_reported_late() -> None:
+    """The first report was of a rank that Slurm may have killed."""
+    job = inside(SLURM_JOB)
+    spec = job.state.spec
+    job.state = job.state._replace(spec=spec._replace(restarts=spec.restarts._replace(most=0)))
+    assert asks(job.feed(exited(0, 0, -9, job.now)))
+    job.wait(1.0)
+    job.feed(exited(1, 0, 3, job.now - 2.0))
+    assert texts(job.feed(CANCELS)) == ["Slurm job 17 was cancelled"]
+    assert (job.state.outcome, job.state.scheduler_ends) == (3, True)
 
 
 WHILE_CONNECTING = [
