@@ -15,8 +15,8 @@ from distlaunch.agent import scratch, sweep, wire
 from distlaunch.agent.frozen import Frozen
 
 SWEEP_S = 5.0
-STOP_S = 600.0
-"""Seconds until an agent that doesn't stop is killed. Longer than a grace period for checkpoints."""
+STOP_S = 7200.0
+"""Seconds until an agent that doesn't stop is killed. Longer than any grace period for checkpoints."""
 LOOK_S = 1.0
 """Seconds between checks of the link, since no signal announces that its other end was closed."""
 

@@ -106,7 +106,7 @@ class Agent:
         self._run_id = ""
         self._tree: Placement | None = None
         self._collection: Collection | None = None
-        self._grace_s, self._lease_s = GRACE_S, wire.LEASE_S
+        self._grace_s, self._lease_s, self._renewed_at = GRACE_S, wire.LEASE_S, time.monotonic()
         self._warning: int = signal.SIGTERM
         self._commands: dict[type, Callable[[Any], None]] = {
             messages.Ping: self._on_ping,
@@ -267,21 +267,23 @@ class Agent:
         self._poller.forget(self._link_in)
         self._poller.forget(self._link_out)
         self._outbox.discard()
-        self._leave_early()
+        # A node that was frozen, for example with its container, has used up its time: see `_fenced`.
+        late_s = max(0.0, time.monotonic() - self._renewed_at - self._lease_s)
+        self._leave_early(max(0.0, self._grace_s - late_s))
         # Another attempt may start elsewhere once this agent's time is over, whether or not it was suspended.
         self._poller.count_suspensions("grace")
 
-    def _leave_early(self) -> None:
+    def _leave_early(self, grace_s: float) -> None:
         """Stop the workers, then exit, without a `Close` from the controller."""
         if not self._leaving:
             self._leaving, self._status = True, wire.LEFT_EARLY
             self._notice = self._claimed(self._run_id + _LEAVING)
-            self._workers.stop(self._grace_s, self._warning)
+            self._workers.stop(grace_s, self._warning)
 
     def _renew_lease(self) -> None:
         # Wait in two halves: if the whole job has been suspended, the controller can still send a heartbeat
         # during the second half.
-        half_s = self._lease_s / 2
+        half_s, self._renewed_at = self._lease_s / 2, time.monotonic()
         self._poller.after(half_s, "lease", lambda: self._poller.after(half_s, "lease", self._lose_link))
 
     def _on_signals(self, received: bytes) -> None:
@@ -298,7 +300,7 @@ class Agent:
         stop = next((signum for signum in received if signum in wire.STOPS), None)
         if stop is not None and not self._leaving:
             self._report_leaving(stop)
-            self._leave_early()
+            self._leave_early(self._grace_s)
             self._expects_request = self._collects and not self._link_lost
             self._poller.after(REQUEST_S, "request", self._expect_no_request)
 

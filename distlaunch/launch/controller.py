@@ -106,8 +106,13 @@ class Controller:
             lambda node, over: self._feed(events.ImagePulled(node, over)),
         )
         self._links.watch(interrupts.fd, self._on_interrupts)
-        start.attach(self._links, self._feed, lambda node: may_return(self.state.nodes[node]))
-        self._note_ending = start.note_ending
+        start.attach(
+            self._links,
+            self._feed,
+            lambda node: may_return(self.state.nodes[node]),
+            lambda text: self._tell(Observer.remarked, text),
+        )
+        self._note_ending, self._dismiss = start.note_ending, start.dismiss
         self._last_frame: dict[int, float] = {}
         self._flow_reported_at = 0.0
         self._clock_offsets: dict[int, _ClockOffset] = {}
@@ -142,6 +147,9 @@ class Controller:
             self._wakes_by = time.clock_gettime(CLOCK) + wait_s
             self._links.turn(wait_s)
             self._look_at_clock()
+        cause = self.state.cause
+        why = f"the job had ended: {cause.text}" if cause else "the job had already finished"
+        self._dismiss(why, self.state.outcome)
         self._links.close(wait=self.state.interrupts < 3)
         if self._requeueing:
             self._requeueing.join()
@@ -334,6 +342,9 @@ class Controller:
             # srun delays the next small message by 40 ms unless data flows in the other direction.
             self._links.send(node, messages.Ping())
             self._clock(node).ping(math.inf)  # the workers keep all cores busy
+        if isinstance(report, messages.Hello):  # a rank may fail before the first heartbeat
+            self._links.send(node, messages.Ping())
+            self._clock(node).ping(self._now())
         if (node_time := getattr(report, "at", None)) is not None:
             is_pong = isinstance(report, messages.Pong)
             self._clock(node).add(self._now(), seconds(node_time, "at"), is_pong)

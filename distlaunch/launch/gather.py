@@ -109,12 +109,16 @@ class _Entry:
         if not claimed:
             return ""
         try:
-            self.port = self.listener.open(self._gathering.ports)
+            try:
+                self.port = self.listener.open(self._gathering.ports)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                if left := self._rank_left():
+                    return f"process {left} uses the port, perhaps a rank of a launcher that was killed"
+                self.port = self.listener.open(self._gathering.ports)  # the rank may just have exited
         except OSError as error:
-            taken = error.errno == errno.EADDRINUSE
-            if taken and (left := self._rank_left()):
-                return f"process {left} uses the port, perhaps a rank of a launcher that was killed"
-            if taken and not self._gathering.serves:
+            if error.errno == errno.EADDRINUSE and not self._gathering.serves:
                 return ""
             text = f"can't listen at {self._gathering.label} for the other nodes: {reason(error)}"
             raise JoinError(f"{text}; {self._gathering.taken}", Exit.PORT_TAKEN) from None
@@ -144,7 +148,8 @@ class _Entry:
             wanted = {f"TORCHELASTIC_RUN_ID={self._run_id}".encode(), f"MASTER_ADDR={host}".encode()}
             pids = [owner["pid"] for owner in network.owners(self._gathering.ports[0]) if owner["pid"]]
             held = ((pid, {*procfs.environment(pid).split(b"\0")}) for pid in pids)
-            own = (pid for pid, env in held if wanted <= env and b"GROUP_WORLD_SIZE=1" not in env)
+            alone = self._gathering.arrival.nodes[0] == 1  # otherwise, a job of one node is another job
+            own = (pid for pid, env in held if wanted <= env and (alone or b"GROUP_WORLD_SIZE=1" not in env))
             self._left = next(own, None)
         return self._left
 

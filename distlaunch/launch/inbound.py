@@ -126,8 +126,9 @@ class InboundListener:
         self.claim: socket.socket | None = None
         """The claim of the endpoint; see `gather`."""
         self._ending: socket.socket | None = None
-        self._held: list[socket.socket] = []
-        """Duplicate sockets that stay open until this process exits, so that launchers detect its exit."""
+        self._held: dict[int, socket.socket] = {}
+        """Duplicate sockets of the nodes' latest launchers, which stay open until this process exits, so that
+        launchers detect its exit."""
         self._on_arrival: Callable[[events.NodeArrived], object] = lambda event: None
         self._lost: Callable[[int], bool] = lambda node: False
         self.admits: Callable[[Arrival], str] = lambda arrival: ""
@@ -179,7 +180,7 @@ class InboundListener:
                 self._drop(visitor)
 
     def dismiss(self, why: str, status: int) -> None:
-        """Notify the joined launchers that the run won't start."""
+        """Notify the joined launchers that they won't take part."""
         for visitor in self.joined:
             visitor.send(refused=why, status=status)
 
@@ -222,7 +223,9 @@ class InboundListener:
             self._drop(visitor)
             return
         visitor.received += data
-        if visitor.received.startswith(join.TORCHS_FIRST):
+        if visitor.received == join.TORCHS_PING:
+            self._drop(visitor)  # a launcher that has just found the port in use; it tries again
+        elif visitor.received.startswith(join.TORCHS_FIRST):
             what = "is torch's: run `distlaunch torchrun` on all nodes, or torchrun on all"
             self._turn_away(visitor, what)
         elif not visitor.received.startswith(join.MAGIC[: len(visitor.received)]):
@@ -246,12 +249,13 @@ class InboundListener:
     def _challenge(self, visitor: InboundConnection, line: bytes) -> None:
         """Handle the first line of a launcher: refuse it, or request a proof."""
         message = join.message_of(line)
-        theirs = message.get("version")
+        theirs, ours = message.get("version"), self._gathering.arrival
         if theirs != __version__:
             both = f"it has distlaunch {str(theirs)[:40]}, but the controller has {__version__}"
-            self._refuse(visitor, f"{both}: install the same version")
+            another = message.get("job") != ours.job
+            self._refuse(visitor, f"{both}: install the same version", another=another)
             return
-        arrival, ours = join.arrival_of(message), self._gathering.arrival
+        arrival = join.arrival_of(message)
         visitor.arrival = arrival
         if arrival.job != ours.job:
             self._refuse(visitor, f"its job is {arrival.job[:80]!r}, not {ours.job[:80]!r}", another=True)
@@ -275,7 +279,8 @@ class InboundListener:
             self._refuse(visitor, why)
             return
         if self._expected and self._comes_early(arrival):
-            visitor.send(later=f"ranks of node {arrival.node_rank}, which was lost, may not have ended yet")
+            which = f"node {arrival.node_rank}" if self._gathering.ordered else "a node"
+            visitor.send(later=f"ranks of {which}, which was lost, may not have ended yet")
             self._drop(visitor)
             return
         visitor.joined = True
@@ -318,9 +323,14 @@ class InboundListener:
         self._second_ports = second_ports
         self._seated = {node: visitor for node, visitor in enumerate(visitors) if visitor}
 
-    def attach(self, on_arrival: Callable[[events.NodeArrived], object], lost: Callable[[int], bool]) -> None:
-        """Call `on_arrival` whenever a launcher joins as a missing node. `lost` is as in `Start.attach`."""
-        self._on_arrival, self._lost = on_arrival, lost
+    def attach(
+        self,
+        on_arrival: Callable[[events.NodeArrived], object],
+        lost: Callable[[int], bool],
+        say: Callable[[str], object],
+    ) -> None:
+        """Call `on_arrival` whenever a launcher joins as a missing node. See `Start.attach` for the rest."""
+        self._on_arrival, self._lost, self._say = on_arrival, lost, say
         self.admits = lambda arrival: arrival.lacks or self._no_place(arrival)
 
     def _no_place(self, arrival: Arrival) -> str:
@@ -333,11 +343,12 @@ class InboundListener:
         return "the run has all the nodes it needs"
 
     def _comes_early(self, arrival: Arrival) -> bool:
-        """Return whether a launcher's node has been lost, but its ranks there may not have ended yet."""
-        number, most = arrival.node_rank, self._gathering.arrival.nodes[1]
-        if not self._gathering.ordered or number is None or number >= most:
+        """Return whether a launcher can become a node that has been lost, once its ranks there have ended."""
+        most, ordered = self._gathering.arrival.nodes[1], self._gathering.ordered
+        if self._place_for(arrival) is not None:
             return False
-        return number not in self._expected and self._lost(number)
+        numbers = {arrival.node_rank} & {*range(most)} if ordered else {*range(most)}
+        return any(number is not None and self._lost(number) for number in numbers - self._expected)
 
     def _place_for(self, arrival: Arrival) -> int | None:
         """Return the missing node that a launcher can become; None = there is none.
@@ -367,7 +378,9 @@ class InboundListener:
         self._visitors.remove(visitor)
         self._selector.unregister(visitor.sock)
         visitor.send(node=node, run=run_id, nonce=number)
-        self._held.append(visitor.sock.dup())
+        if earlier := self._held.pop(node, None):
+            earlier.close()
+        self._held[node] = visitor.sock.dup()
         return JoinedLink(Joined(visitor.name, visitor.here), visitor.sock, number)
 
     def _await(self, node: int) -> None:

@@ -49,6 +49,8 @@ Say = Callable[[str], object]
 CONNECT_S, ANSWER_S = 3.0, 10.0
 RETRY_S, RETRY_MOST_S = 0.01, 0.5
 """Seconds between two rounds of attempts to reach the controller, at first and at most."""
+QUICK_S = 0.1
+"""Maximum seconds of an attempt that a free port has refused, rather than a firewall dropped."""
 TELL_S = 5.0
 """Seconds from the beginning of a wait to the first message about it. The time doubles with each message."""
 TURN_S = 0.5
@@ -322,13 +324,16 @@ class Launcher:
         return next(filter(None, (self._try(host, port) for host, port in self._second)), None)
 
     def _places(self) -> Iterator[tuple[str, int]]:
-        """Yield the addresses of the initial listener, then one of the addresses it may use later.
+        """Yield the addresses of the initial listener, then those that it may use later.
 
-        Each call yields only one of the latter, because a firewall may delay each attempt by CONNECT_S
-        seconds.
+        Where a firewall delays each attempt, by up to CONNECT_S seconds, each call yields one of the latter.
         """
         yield from product(self._gathering.hosts, self._gathering.ports)
-        yield from islice(self._next, 1)
+        for place in islice(self._next, len(self._second)):
+            began = time.monotonic()
+            yield place
+            if time.monotonic() - began > QUICK_S:
+                break
 
     def _try(self, host: str, port: int) -> Seat | None:
         """Return the seat assigned by the controller. If there is none, return None and set `_why`."""

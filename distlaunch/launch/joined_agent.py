@@ -107,7 +107,8 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     sweep.become_subreaper()
     link, above, directory = seat.connection.fileno(), os.getpid(), scratch.Directory()
     sys.stdout.flush()
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    # Signals that are pending already must not kill the agent while it boots.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD, *range(_FIRST, _LAST + 1)])
     agent = os.fork()
     if agent == 0:
         exit_after(lambda: _be_agent(seat, part, directory, above, own_first))
@@ -116,7 +117,9 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     ended = wire.NOT_CLEAN if status.unswept else wire.AGENT_DIED if status.killed else wire.LEFT_EARLY
     _report_end(seat, ended, status.killed)
     with suppress(OSError):
-        # mpirun kills all tasks once one has failed, so rank 0's task, the controller, must exit first.
+        # mpirun kills all tasks once one has failed, so rank 0's task, the controller, must exit first, after
+        # the grace period of all ranks.
+        seat.connection.settimeout(guardian.STOP_S)
         while own_first and seat.connection.recv(wire.MAX_OUTPUT):
             continue
     seat.connection.close()
@@ -221,7 +224,7 @@ class _JoinedAgent(Agent):
         self._flush()
         if self._stops > 2:
             self.outcome = self.outcome or 128 + signum
-            self._leave_early()
+            self._leave_early(self._grace_s)
 
     def _hear_end(self, damage: str = "") -> None:
         """Show that the controller is gone or can't be trusted, and exit."""

@@ -67,15 +67,25 @@ class Start(Frozen):
         if self.listener:
             self.listener.note_ending()
 
+    def dismiss(self, why: str, status: int) -> None:
+        """Tell the launchers that have joined too late to take part how the job has ended."""
+        if self.listener:
+            self.listener.dismiss(why, status)
+
     def attach(
-        self, links: Links, arrived: Callable[[NodeArrived], None], lost: Callable[[int], bool]
+        self,
+        links: Links,
+        arrived: Callable[[NodeArrived], None],
+        lost: Callable[[int], bool],
+        say: Callable[[str], None],
     ) -> None:
         """Watch through `links` for nodes that join or return, and call `arrived` for each.
 
-        `lost` returns whether a node is lost and may return, whether or not its ranks have ended.
+        `lost` returns whether a node is lost and may return, whether or not its ranks have ended. `say` shows
+        a message without waiting for a slow reader.
         """
         if self.listener:
-            self.listener.attach(arrived, lost)
+            self.listener.attach(arrived, lost, say)
             links.watch(self.listener.fd, self.listener.turn)
 
 

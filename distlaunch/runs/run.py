@@ -196,7 +196,13 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _ended_unseen(directory: str, status: Status) -> Status:
-    """Return the status of a run whose controller is gone: LOST, unless its scheduler ended the job."""
+    """Return the status of a run whose controller is gone: LOST, unless its scheduler ended the job.
+
+    The record of its end is in the list of runs if the disk of its directory was stuck.
+    """
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        if document := noted_status(status.run):
+            return status_of(document)
     if status.ends_as:
         killed = f"its controller was killed before the run had ended; {_unsaved(directory)}"
         why = f"{status.why}; {killed}" if status.why else killed

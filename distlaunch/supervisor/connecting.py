@@ -136,6 +136,8 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
     if state.phase is Phase.CONNECTING and _connects_again(state, now):
         state = _with_rejoin(state)
     state = lost(state, node, before, failure, now)
+    if isinstance(before, Leaving):
+        state = with_time_to_return(state, now)
     if state.phase is Phase.STOPPING:
         if (state.cause and state.cause.scheduled) or _was_suspended(state, now):
             return state, ()  # the scheduler kills leftovers, too, and agents leave when their lease expires
@@ -164,6 +166,17 @@ def _connects_again(state: State, now: float) -> bool:
 
 def _with_rejoin(state: State) -> State:
     return state.with_timer(Timer.REJOIN, state.began_at + state.spec.limits.connect_s)
+
+
+def with_time_to_return(state: State, now: float) -> State:
+    """Return `state` with enough time to admit a node whose ranks have ended only now.
+
+    No launcher can take its place before, and the ranks may take longer than `timeouts.rejoin`.
+    """
+    if state.phase is not Phase.RESTARTING or not state.spec.limits.rejoin_s:
+        return state
+    until = max(state.due_at(Timer.REJOIN) or 0.0, now + state.spec.limits.connect_s)
+    return state.with_timer(Timer.REJOIN, until)
 
 
 def _awaiting(state: State, node: int, cause: Cause) -> ShowMessage:
@@ -369,8 +382,8 @@ def not_connected(state: State, node: int, this: Connecting, failure: LinkFailur
     had_joined = isinstance(state.spec.pool[node].reach, Joined) and not state.spec.elastic
     if had_joined and failure.kind is Kind.ABSENT:
         failure = failure._replace(kind=Kind.LOST)
-    if had_joined and failure.kind is Kind.LOST and _connects_again(state, now):
-        why = failure.words.splitlines()[-1:] or ["its launcher exited"]
+    if failure.kind is Kind.LOST and _connects_again(state, now):
+        why = failure.words.splitlines()[-1:] or [f"its {'launcher' if had_joined else 'agent'} exited"]
         cause = cause_of_loss(state, node, why[0].rstrip("."), now)
         state = reconnect_later(_with_rejoin(state), node, Retrying(this.tries, failure), now)
         return state, (_awaiting(state, node, cause),)

@@ -9,7 +9,14 @@ from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S, Restarts
 from distlaunch.supervisor import preparing
 from distlaunch.supervisor.actions import Action, Drop, Send, ShowMessage
-from distlaunch.supervisor.connecting import choose_members, lost, may_come, repeatedly_failed, returning
+from distlaunch.supervisor.connecting import (
+    choose_members,
+    lost,
+    may_come,
+    repeatedly_failed,
+    returning,
+    with_time_to_return,
+)
 from distlaunch.supervisor.events import (
     AttemptFailed,
     JobOver,
@@ -313,9 +320,10 @@ def _waiting(state: State, found: int, now: float) -> Step:
 
 def fence_due(state: State, node: int, now: float) -> Step:
     """Treat a lost node as empty: its workers must have ended by now. Another host may take its place."""
-    this = state.nodes[node]
-    reap = Send(node, Reap(state.run_id, 0.0))
-    return state.with_node(node, emptied(this)), (reap,) if state.replaces_host(node) else ()
+    reap = (Send(node, Reap(state.run_id, 0.0)),) if state.replaces_host(node) else ()
+    if reap:
+        state = with_time_to_return(state, now)
+    return state.with_node(node, emptied(state.nodes[node])), reap
 
 
 def _next_attempt(state: State, found: tuple[int, ...], now: float) -> Step:

@@ -23,8 +23,8 @@ from distlaunch.launch import gather
 from distlaunch.launch.join import MAGIC, SECRET, Prover, line_of
 from distlaunch.signals import Interrupts
 from distlaunch.transports.gathering import Arrival
-from tests.harness import PATIENCE_S, Going, all_ended_well, on_time, wait_until
-from tests.process.commands import adds
+from tests.harness import PATIENCE_S, Going, all_ended_well, children_of, kill, on_time, wait_until
+from tests.process.commands import adds, sleeper
 from tests.process.launchers import LOST, launcher, statuses, told, workers
 from tests.process.torchruns import NEEDS_TORCH, OURS, TORCHRUN, free_port, going, our_lines, script
 
@@ -553,6 +553,45 @@ def test_a_launcher_obeys_a_controller_that_keeps_to_the_protocol(tmp_path: Path
         assert (run.wait(), run.stdout) == (9, "5 of 6\n")
         assert our_lines(run)[-1] == "distlaunch: so it is"
         assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_reaches_the_controller_although_the_agent_has_yet_to_boot(
+    tmp_path: Path, port: int, signum: int
+) -> None:
+    """It would kill a process that is not prepared for it."""
+    script(tmp_path, TELLS)
+    with closing(Liar(port)) as liar, launcher(tmp_path, port, node=1) as run:
+        liar.seat()
+        run.process.send_signal(signum)
+        told = (report for report in liar.reports() if report["op"] in ("Interrupted", "end"))
+        assert next(told) == messages.as_object(messages.Interrupted(signum, 1))
+        liar.send(messages.Close(1.0, signal.SIGTERM, 128 + signum, ""))
+        assert run.wait() == 128 + signum
+
+
+def test_a_node_that_was_frozen_for_longer_than_its_time_stops_its_ranks_at_once(
+    tmp_path: Path, port: int
+) -> None:
+    """Others may run in their place by now."""
+    script(tmp_path, sleeper("import signal; signal.signal(signal.SIGTERM, lambda *_: open('saved', 'w'))"))
+    lease_s, grace_s = 1.0, 2.0
+    with closing(Liar(port)) as liar, launcher(tmp_path, port, node=1) as run:
+        liar.seat()
+        liar.send(messages.HoldPort(None))
+        env = {"RANK": "5", "LOCAL_RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"}
+        start = START._replace(grace_s=grace_s, lease_s=lease_s, workers=(RANK._replace(env=env),))
+        liar.send(start)
+        run.wait_for("ready 5")
+        (agent,) = children_of(run.process.pid)
+        for pid in (run.process.pid, agent):
+            kill(pid, signal.SIGSTOP)
+        liar.close()
+        time.sleep(lease_s + grace_s + 1.0)  # the time of the freeze itself
+        for pid in (agent, run.process.pid):
+            kill(pid, signal.SIGCONT)
+        assert run.wait() == LOST
+        assert not (tmp_path / "saved").exists()
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)

@@ -369,6 +369,30 @@ def test_a_launcher_waits_while_the_rank_of_its_lost_node_still_saves(tmp_path: 
 # Elastic jobs
 
 
+def test_a_launcher_that_joins_while_the_job_is_ending_learns_how_it_ended(
+    tmp_path: Path, gate: Path
+) -> None:
+    """It can't take part anymore."""
+    saves = sleeper("""
+        import os, signal, sys
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(open("gate").read()))
+    """)
+    fails = "if rank == '1':\n    sys.exit(open('other').read() or 7)\n"
+    script(tmp_path, saves.replace("while True", f"{fails}while True"))
+    os.mkfifo(tmp_path / "other")
+    words = ("--rdzv-conf=last_call_timeout=1", "--nproc-per-node=2", "--shutdown-timeout=60")
+    start = partial(launcher, tmp_path, free_port(), *words, nodes="1:2", meets="c10d")
+    with start() as first:
+        workers([first], each=2)
+        open_gate(tmp_path / "other")
+        first.wait_for("failed: exit status 7")
+        with start() as late:
+            first.wait_for("joined as node 1")
+            open_gate(gate)
+            assert statuses([first, late]) == [7, 7], told([first, late])
+            assert "the job had ended: rank 1" in late.stderr
+
+
 def test_an_elastic_job_starts_with_the_fewest_and_takes_a_late_launcher_in(place: Path) -> None:
     """All start again with the larger world, in which the late node has more workers than the first.
 

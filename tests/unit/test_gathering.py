@@ -1,8 +1,17 @@
 """Launchers that gather: endpoints and flags, the messages they exchange, their order and proofs."""
 
+import errno
 import json
+import os
 import re
+import select
+import selectors
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -12,7 +21,18 @@ from distlaunch.agent import messages
 from distlaunch.compat.torchrun_job import flag_messages, gathering_messages, gathering_of
 from distlaunch.contract import SENT, ranks_alone
 from distlaunch.errors import UsageError
-from distlaunch.launch.join import SECRET, JoinError, Prover, arrival_of, line_of, message_of
+from distlaunch.launch import gather
+from distlaunch.launch.inbound import InboundConnection, InboundListener
+from distlaunch.launch.join import (
+    SECRET,
+    TORCHS_PING,
+    JoinError,
+    Launcher,
+    Prover,
+    arrival_of,
+    line_of,
+    message_of,
+)
 from distlaunch.transports.gathering import LOWEST_PORT, PORT_SPAN, Arrival, TaskPlace, in_order, ports_for
 from tests.unit.samples import anything, bounded
 from tests.unit.test_messages import START, WORKER
@@ -278,3 +298,114 @@ def test_launchers_receive_only_variables_of_the_contract() -> None:
     text = json.dumps(messages.as_object(sent))
     assert not any(word in text for word in (*WORKER.argv, WORKER.cwd))
     assert not {"PATH", "PYTHONPATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "HOME", "TMPDIR"} & SENT
+
+
+# The controller's listener
+
+
+@contextmanager
+def listening(*words: str) -> Iterator[InboundListener]:
+    """The listener of a job that has begun, which has lost nodes 1 and 2 and waits for node 1."""
+    met = gathering(*MEET, *words) if words[:1] != ("static",) else gathering("--nnodes=3", "--node-rank=0")
+    met = met._replace(arrival=met.arrival._replace(nodes=(3, 3)))
+    listener = InboundListener(met, Prover({SECRET: "s"}, "here"), lambda text: None)
+    listener.attach(lambda event: None, lambda node: node in (1, 2), lambda text: None)
+    with closing(socket.socket()) as free:
+        free.bind(("", 0))
+        listener.seat((), [free.getsockname()[1]])
+        free.close()
+        listener.link(1, "run-1", "gpu-a").close()
+        yield listener
+        listener.close()
+        listener._selector.close()
+        for sock in listener._held.values():
+            sock.close()
+
+
+def visitor_of(listener: InboundListener) -> InboundConnection:
+    """A launcher that has joined as node 1."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        theirs = socket.create_connection(server.getsockname())
+        ours = server.accept()[0]
+    visitor = InboundConnection(ours, "10.0.0.2", "10.0.0.1")
+    visitor.joined = True
+    listener._visitors.append(visitor)
+    listener._selector.register(ours, selectors.EVENT_READ, visitor)
+    listener._seated[1] = visitor
+    theirs.close()
+    return visitor
+
+
+@pytest.mark.parametrize(("words", "number"), [((), None), (("static",), 2)])
+def test_a_launcher_that_will_be_needed_is_not_refused(words: tuple[str, ...], number: int | None) -> None:
+    """Of two nodes that were lost, one may still run ranks while a launcher takes the other's place."""
+    with listening(*words) as listener:
+        other = ARRIVAL._replace(nodes=(3, 3), node_rank=number)
+        visitor_of(listener)
+        assert listener.admits(other) == ""
+        listener.link(1, "run-1", "gpu-a").close()
+        assert listener.admits(other) == ""
+        listener.attach(lambda event: None, lambda node: False, lambda text: None)
+        assert listener.admits(other) == "the run has all the nodes it needs"
+
+
+def test_takes_no_launcher_that_asks_who_listens_for_torch() -> None:
+    with listening() as listener, closing(socket.socket()) as asks:
+        said = list[str]()
+        assert listener._listener
+        asks.connect(("127.0.0.1", listener._listener.getsockname()[1]))
+        listener.attach(lambda event: None, lambda node: False, said.append)
+        asks.sendall(TORCHS_PING)
+        while not select.select([asks], [], [], 0.1)[0]:
+            listener.turn()
+        assert (asks.recv(1), said) == (b"", [])
+
+
+def test_launchers_that_come_and_go_leave_no_descriptors() -> None:
+    with listening() as listener:
+        counts = list[int]()
+        for _ in range(3):
+            visitor_of(listener)
+            listener.link(1, "run-1", "gpu-a").close()
+            counts.append(len(os.listdir("/proc/self/fd")))
+        assert counts[1] == counts[2]
+
+
+def test_tries_all_ports_at_once_unless_a_firewall_delays_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("distlaunch.launch.join.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    launcher = Launcher(gathering(*MEET), Prover({}, "here"), mock.Mock(), mock.Mock())
+    later = ports_for("h:5 --rdzv-id none")
+    assert [*launcher._places()] == [("h", 5), *(("h", port) for port in later)]
+    tried = list[int]()
+    for _ in range(2):
+        for _, port in launcher._places():
+            tried.append(port)
+            clock[0] += 3.0
+    assert tried == [5, later[0], 5, later[1]]
+
+
+@pytest.mark.parametrize(("fewest", "holder", "waits"), [(2, "2", True), (2, "1", False), (1, "1", True)])
+def test_waits_for_a_rank_of_the_last_job_to_leave_the_port(
+    fewest: int, holder: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job of one node is another one, unless this one may be such a job."""
+    met = gathering(*MEET, "--rdzv-conf=is_host=1")
+    met = met._replace(arrival=met.arrival._replace(nodes=(fewest, 2)))
+    env = f"TORCHELASTIC_RUN_ID=none\0MASTER_ADDR=h\0GROUP_WORLD_SIZE={holder}".encode()
+    monkeypatch.setattr("distlaunch.agent.network.owners", lambda port: [{"pid": 7}])
+    monkeypatch.setattr("distlaunch.agent.procfs.environment", lambda pid: env)
+    monkeypatch.setattr(gather, "claim_of", lambda *_: mock.Mock())
+    listener = mock.Mock(claim=None, open=mock.Mock(side_effect=OSError(errno.EADDRINUSE, "in use")))
+    entry = gather._Entry(met, listener, "none")
+    if not waits:
+        with pytest.raises(JoinError, match="can't listen at h:5"):
+            entry.opened()
+        return
+    told = "process 7 uses the port, perhaps a rank of a launcher that was killed"
+    assert entry.opened() == told
+    monkeypatch.setattr("distlaunch.agent.network.owners", lambda port: [])
+    monkeypatch.setattr(gather, "LOOK_S", 0.0)
+    entry._look_at = 0.0
+    listener.open.side_effect = [OSError(errno.EADDRINUSE, "in use"), 5]  # it leaves between two looks
+    assert (entry.opened(), entry.port) == (None, 5)

@@ -673,6 +673,46 @@ def test_another_host_takes_the_place_and_the_name_once_nothing_is_left_on_the_l
     assert texts(job.feed(exited(1, 0, 7, job.now)), "warning")[0].startswith("rank 2 (c) failed: ")
 
 
+LONG_STOP_S = 400.0
+"""Longer than the time in which lost nodes may return."""
+
+
+def test_another_host_may_take_the_place_after_a_grace_period_longer_than_the_wait_for_lost_nodes() -> None:
+    job = Job(text_of().replace("stop: 10s", f"stop: {LONG_STOP_S:g}s")).to_running()
+    lost_at = job.now
+    job.silent.add(1)
+    job.feed(lost(1), messages.Swept(0, 0, 0), NodeArrived(1, "c", here=False))
+    assert job.tick() == [Connect(1)]
+    assert job.feed(up(1)) == []
+    job.silent.discard(1)
+    job.go_on()
+    assert job.now == lost_at + LONG_STOP_S + FENCE_S - STOP_S
+    assert (job.state.phase, job.state.planned.node_words) == (Phase.RUNNING, "a, c")
+
+
+def test_a_node_may_return_after_its_ranks_have_saved_for_longer_than_the_wait_for_lost_nodes() -> None:
+    job = Job(text_of().replace("stop: 10s", f"stop: {LONG_STOP_S:g}s")).to_running()
+    job.feed(messages.AgentLeaving(1, 15), messages.Swept(0, 0, 0))
+    job.wait(REJOIN_S + 50.0)
+    job.feed(lost(1, clean=True))
+    job.come_back(1)
+    job.go_on()
+    assert job.state.phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize(("restarts", "phase"), [(2, Phase.CONNECTING), (0, Phase.DONE)])
+def test_a_job_with_restarts_connects_again_to_a_node_lost_while_it_connects(
+    restarts: int, phase: Phase
+) -> None:
+    job = Job(text_of(restarts=f"restarts: {restarts}"))
+    job.obey(job.feed(up(0), LinkEnded(1, LinkFailure(Kind.LOST, "its agent exited"))))
+    assert job.state.phase is phase
+    if restarts:
+        assert job.tick() == [Connect(1)]
+        job.obey(job.feed(up(1)))
+        assert not job.state.restarts
+
+
 def test_a_late_launcher_gives_its_name_to_the_node_that_it_joins_as() -> None:
     job = Job(text_of("[a, node1]", "min_nodes: 1", "elastic: {grow: now}"))
     job.obey(job.feed(up(0), unreachable(1, Kind.ABSENT)))
