@@ -182,7 +182,8 @@ def software(asked: Facts) -> Facts:
     facts: Facts = {"python": "%d.%d.%d" % sys.version_info[:3]}
     workdir, script = os.path.expanduser(asked["workdir"]), ""
     if asked["script"]:
-        script = os.path.join(workdir, os.path.expanduser(asked["script"]))
+        # As Python does: a link's own directory doesn't count.
+        script = os.path.realpath(os.path.join(workdir, os.path.expanduser(asked["script"])))
     if asked["script"] or asked["module"]:
         sys.path[0] = os.path.dirname(script) or workdir
     relative = (each for each in os.environ.get("PYTHONPATH", "/").split(":") if not each.startswith("/"))

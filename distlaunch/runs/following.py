@@ -25,8 +25,9 @@ from distlaunch.supervisor.summary import STDERR, Summary
 _OF_SUMMARY = {"seconds": float, "lagging": tuple[str, ...], "collecting": tuple[str, ...]}
 LOOK_S = 0.1
 """Seconds between two checks of the directory, which may be on a remote disk without notifications."""
-ANOTHER_WISH_S = 0.2
-"""Minimum seconds between two signals. Signals closer together count as one."""
+ANOTHER_WISH_S = 0.7
+"""Seconds between two signals. Signals closer together count as one, as do those that arrive while the
+controller looks into its run directory."""
 
 
 def attend(
@@ -126,11 +127,11 @@ def interrupt(run: Run, at_once: bool = False) -> bool:
         path = os.path.join(run.directory, STOPPED)
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
     sent = send_signal(pid, signal.SIGINT, lambda: over(run).alive)
+    if sent:
+        send_signal(pid, signal.SIGCONT, lambda: over(run).alive)  # the controller may be suspended
     if sent and at_once:
         time.sleep(ANOTHER_WISH_S)
         send_signal(pid, signal.SIGINT, lambda: over(run).alive)
-    if sent:
-        send_signal(pid, signal.SIGCONT, lambda: over(run).alive)  # the controller may be suspended
     return sent
 
 

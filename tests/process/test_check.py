@@ -119,6 +119,19 @@ def test_the_exit_status_says_whether_the_job_can_work(tmp_path: Path) -> None:
         assert done.stdout.splitlines()[-1].startswith("fine: reach (1 node, ")
 
 
+def test_finds_modules_beside_the_script_that_a_link_leads_to(tmp_path: Path) -> None:
+    """As Python does, and not beside the link."""
+    for name in ("exp", "src"):
+        (tmp_path / name).mkdir()
+    for name in ("exp", "src"):
+        (tmp_path / name / f"of_{name}.py").touch()
+        (tmp_path / "src" / f"{name}.py").write_text(f"import of_{name}\n")
+        (tmp_path / "exp" / f"{name}.py").symlink_to(f"../src/{name}.py")
+        (tmp_path / "job.yaml").write_text(f"script: exp/{name}.py\ngpus_per_node: 0\n")
+        done = distlaunch("check", str(tmp_path / "job.yaml"), status=int(name == "exp"))
+        assert ("lacks of_exp" in done.stdout) == (name == "exp"), done.stdout
+
+
 def test_checks_a_module_without_importing_its_packages(tmp_path: Path) -> None:
     found = {
         "pkg.train": "",
