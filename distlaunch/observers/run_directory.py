@@ -156,6 +156,7 @@ class LogWriter:
         self._backlog = Backlog[Piece]("log-writer", self._write_all)
         self._stalled = False
         self._reading, self._read, self._read_bytes = False, b"", 0
+        self._writing: list[Piece] = []  # taken from the queue
         self.lost = Counter[int | None]()
         """Bytes that could not be written, by rank; None = other than output."""
         self.trouble = "the disk is too slow"
@@ -238,14 +239,17 @@ class LogWriter:
                 self._dir_fd = None
         else:
             # The thread can't be stopped, and keeps the files open.
-            self._lose(None, self._backlog.waiting - self._reading)
+            with self._backlog.changed:
+                for piece in (*self._writing, *self._backlog.queue):
+                    if piece.where != "read":
+                        self._lose(piece.entry, len(piece.data))
 
     # In the thread
 
     def _write_all(self) -> None:
         """Write the queue. Called by the thread of the backlog."""
         while self._backlog.queue:
-            pieces = self._next()
+            pieces = self._writing = self._next()
             lost = []  # `put` doesn't lose anything: the file keeps its older content
             if pieces[0].where == "end":
                 lost = self._append(pieces)
@@ -258,6 +262,7 @@ class LogWriter:
                 for entry, size in lost:
                     self._lose(entry, size)
                 self._stalled = False
+                self._writing = []
                 self._backlog.written(sum(len(piece.data) for piece in pieces))
 
     def _next(self) -> list[Piece]:

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 
+from distlaunch.agent.wire import STOPS
 from distlaunch.diagnosis.exits import TRACEBACK
 from distlaunch.job.spec import Allocation, JobSpec
 from distlaunch.observers.console import Console, Folding
@@ -44,7 +45,7 @@ class Terminal(Observer):
         fold: bool = False,
         waits: bool = False,
     ) -> None:
-        self._interrupts, self._quiet = interrupts, quiet
+        self._interrupts, self._quiet, self._hurries = interrupts, quiet, False
         self._starting = self._asks = False
         self._held: list[ShowMessage] = []
         self._due: dict[str, float] = {}
@@ -159,9 +160,14 @@ class Terminal(Observer):
         for line in lines:
             if line not in above:
                 self._console.say(line)
-        # Without log files, as with torchrun, wait for the reader until a signal comes.
-        needed = summary.state.spec.logs.torchrun is not None
-        self._console.close(lambda silent_s: silent_s < PATIENCE_S or (needed and not self._interrupts.any()))
+        # Without log files, as with torchrun, wait for a stuck reader, too. A signal ends any wait.
+        needed = summary.state.spec.logs.torchrun is not None and not self._interrupts.any()
+        self._console.close(lambda silent_s: not self._stopped() and (needed or silent_s < PATIENCE_S))
+
+    def _stopped(self) -> bool:
+        """Return whether the command has been told to stop since the run ended."""
+        self._hurries = self._hurries or not {*STOPS}.isdisjoint(self._interrupts.received())
+        return self._hurries
 
     def close(self) -> None:
         """Stop showing a run, but let it continue."""

@@ -138,6 +138,24 @@ def test_a_stalled_disk_delays_no_tear_down(tmp_path: Path, figures: Figures) ->
             assert "Traceback" not in run.stderr
 
 
+def test_a_run_whose_disk_is_stuck_at_its_end_is_told_as_it_ended(tmp_path: Path) -> None:
+    """Its directory doesn't show it, and its output is lost."""
+    for rank in range(2):
+        os.mkfifo(tmp_path / f"gate{rank}")
+    prints = worker("ready()\nopen(f'gate{RANK}').read()\nprint('x' * 1000, flush=True)")
+    with freezable_disk(tmp_path / "disk") as disk:
+        with running(here(tmp_path, prints, nodes=2, logs={"dir": str(disk / "runs")})) as run:
+            starts(run, 0, 2)
+            with frozen(disk):
+                for rank in range(2):
+                    open_gate(tmp_path / f"gate{rank}")
+                run.wait_for(" finished in ")
+            assert run.wait() == 0
+        assert re.search(r"the disk is too slow \(\d+ of rank 0, \d+ of rank 1\)", run.stderr), run.stderr
+        (row,) = json.loads(distlaunch("ps", "-a", "--json", str(disk / "runs")).stdout)
+        assert (row["state"], row["exit_status"]) == ("SUCCEEDED", 0)
+
+
 @pytest.mark.everywhere
 @pytest.mark.fault(53, "one node's link is slow: 1 Mbit/s", promise="10")
 def test_a_slow_node_slows_no_other(tmp_path: Path, bed: Bed, figures: Figures) -> None:

@@ -24,12 +24,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness import PATIENCE_S, descendants_of, on_time, wait_gone, within
+from tests.harness import PATIENCE_S, descendants_of, distlaunch_argv, on_time, wait_gone, within
 from tests.process.commands import STUBBORN, sleeper
 from tests.process.test_view import plain, seen
 from tests.process.torchruns import (
@@ -355,6 +356,30 @@ def test_an_interrupt_ends_the_wait_for_a_slow_reader(tmp_path: Path) -> None:
         wait_gone(descendants_of(process.pid), PATIENCE_S)
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) in (0, 130)
+
+
+@pytest.mark.parametrize("argv", [OURS, distlaunch_argv("run", "-n", "1")], ids=["torchrun", "run"])
+def test_an_interrupt_ends_the_wait_for_a_reader_that_reads_on_slowly(
+    argv: list[str], tmp_path: Path
+) -> None:
+    lines = 40_000
+    script(tmp_path, f"for _ in range({lines}): print('.' * 99)")
+    words: dict[str, Any] = {"cwd": tmp_path, "env": environment(tmp_path), "stdout": subprocess.PIPE}
+    with subprocess.Popen([*argv, "worker.py"], **words) as process:
+        assert process.stdout is not None
+        pieces = iter(partial(os.read, process.stdout.fileno(), 4096), b"")
+        next(pieces)
+        for _ in pieces:
+            time.sleep(0.01)  # the reader's slowness
+            if not descendants_of(process.pid):
+                break
+        process.send_signal(signal.SIGINT)
+        rest = 0
+        for piece in pieces:
+            time.sleep(0.01)
+            rest += len(piece)
+        assert process.wait(PATIENCE_S) == 0
+        assert rest < lines * 50
 
 
 def test_reports_a_working_directory_that_is_gone(tmp_path: Path) -> None:
