@@ -250,10 +250,12 @@ def test_a_job_whose_ranks_outlast_its_time_limit_until_slurm_kills_everything_i
     queue.wait_for(job, "from start 1", times=3)
     assert distlaunch("wait", job).returncode == 0, queue.output(job)
     first, _ = queue.starts(job)
-    why = "rank 0 (" if failure else f"Slurm job {job} reached its time limit; its controller was killed"
+    why = "rank 0 (" if failure else f"Slurm job {job} reached its time limit"
     told = distlaunch("wait", first, status=4 if failure else 143).stderr
     assert f"FAILED, exit status {4 if failure else 143}: {why}" in told
-    assert "its controller was killed before the run had ended" in told
+    # Slurm may kill the ranks' steps so much earlier that the controller still sees their end.
+    finished = (queue.directory / "runs" / first / "summary.json").exists()
+    assert ("its controller was killed before the run had ended" in told) == (not finished)
 
 
 def test_files_are_collected_from_ranks_that_slurm_ends_at_once(queue: Queue, slurm: Slurm) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import tarfile
 from collections.abc import Mapping
@@ -220,8 +221,10 @@ def test_no_bundle_has_a_secret(tmp_path: Path, options: tuple[str, ...]) -> Non
     assert b"connecting with" in files["rank0.out"]
 
 
-def test_a_bundle_shows_that_a_run_is_lost(tmp_path: Path) -> None:
+def test_a_bundle_shows_that_a_run_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     distlaunch("run", str(write_job(tmp_path, "pass", ONE)), status=0)
+    shutil.rmtree(tmp_path / "state")  # which says how the run has ended
     (run,) = (tmp_path / "runs").iterdir()
     text = (run / "status.json").read_text()
     (run / "status.json").write_text(text.replace("SUCCEEDED", "RUNNING"))  # as if its controller had crashed
