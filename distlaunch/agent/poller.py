@@ -28,6 +28,8 @@ class Poller:
         self._handlers: dict[int, Callable[[], object]] = {}
         self._deadlines: dict[str, tuple[float, Callable[[], object], bool]] = {}
         self._polled_at = time.monotonic()
+        self.was_suspended = False
+        """Whether this turn began late, so that what has been received may be old."""
 
     def watch(self, fd: int, handler: Callable[[], object], events: int = select.POLLIN) -> None:
         """Call `handler` whenever `fd` is ready for `events`, or has hung up."""
@@ -78,8 +80,8 @@ class Poller:
         ready = self._poll.poll(None if wait_s is None else wait_s * 1000 + 1)
         since, self._polled_at = self._polled_at, time.monotonic()
         late_s = self._polled_at - since - (wait_s or 0.0)
-        suspended = wait_s is not None and late_s > STEP_S
-        before = {**self._deadlines} if suspended else {}
+        self.was_suspended = wait_s is not None and late_s > STEP_S
+        before = {**self._deadlines} if self.was_suspended else {}
         for fd, _ in ready:
             react = self._handlers.get(fd)  # an earlier handler of this turn may have closed it
             if react:

@@ -283,7 +283,9 @@ class Agent:
     def _renew_lease(self) -> None:
         # Wait in two halves: if the whole job has been suspended, the controller can still send a heartbeat
         # during the second half.
-        half_s, self._renewed_at = self._lease_s / 2, time.monotonic()
+        half_s = self._lease_s / 2
+        if not self._poller.was_suspended:  # otherwise, the heartbeats may be old ones
+            self._renewed_at = time.monotonic()
         self._poller.after(half_s, "lease", lambda: self._poller.after(half_s, "lease", self._lose_link))
 
     def _on_signals(self, received: bytes) -> None:

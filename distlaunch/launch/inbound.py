@@ -278,7 +278,7 @@ class InboundListener:
         if why := wrong or self.admits(arrival):
             self._refuse(visitor, why)
             return
-        if self._expected and self._comes_early(arrival):
+        if self._expected and self._will_be_needed(arrival):
             which = f"node {arrival.node_rank}" if self._gathering.ordered else "a node"
             visitor.send(later=f"ranks of {which}, which was lost, may not have ended yet")
             self._drop(visitor)
@@ -335,14 +335,14 @@ class InboundListener:
 
     def _no_place(self, arrival: Arrival) -> str:
         """Return why a launcher can't become a missing node; "" if it can, now or later."""
-        if self._place_for(arrival) is not None or self._comes_early(arrival):
+        if self._place_for(arrival) is not None or self._will_be_needed(arrival):
             return ""
         if free := sorted(self._expected - {*self._seated}):
             wanted = rank_list(free, "node")
             return f"its node rank is {arrival.node_rank}; the run is waiting for {wanted}"
         return "the run has all the nodes it needs"
 
-    def _comes_early(self, arrival: Arrival) -> bool:
+    def _will_be_needed(self, arrival: Arrival) -> bool:
         """Return whether a launcher can become a node that has been lost, once its ranks there have ended."""
         most, ordered = self._gathering.arrival.nodes[1], self._gathering.ordered
         if self._place_for(arrival) is not None:

@@ -7,9 +7,11 @@ agent dies.
 """
 
 import os
+import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -24,6 +26,10 @@ from distlaunch.observers.outlet import Outlet
 from distlaunch.wording import NO_SUSPENDING_TORCHRUN
 
 PATIENCE_S = 5.0
+LOOK_S = 0.2
+"""Seconds between two looks for a signal while waiting for the controller to exit."""
+END_S = 600.0
+"""Maximum seconds of that wait."""
 OBEYED = (
     *(messages.Ping, messages.HoldPort, messages.FindRoute, messages.StartWorkers, messages.StopWorkers),
     *(messages.Capture, messages.ReadStacks, messages.WatchUse, messages.WarnWorkers, messages.Reap),
@@ -116,12 +122,8 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     directory.remove_left()
     ended = wire.NOT_CLEAN if status.unswept else wire.AGENT_DIED if status.killed else wire.LEFT_EARLY
     _report_end(seat, ended, status.killed)
-    with suppress(OSError):
-        # mpirun kills all tasks once one has failed, so rank 0's task, the controller, must exit first, after
-        # the grace period of all ranks.
-        seat.connection.settimeout(guardian.STOP_S)
-        while own_first and seat.connection.recv(wire.MAX_OUTPUT):
-            continue
+    if own_first:
+        _await_exit(seat.connection, signums)
     seat.connection.close()
     if status.killed:
         part.say(
@@ -131,6 +133,19 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
         part.close()
         return Exit.NODE_LOST
     return status.exited
+
+
+def _await_exit(connection: socket.socket, signums: Iterable[int]) -> None:
+    """Wait until the controller has exited, or a signal arrives.
+
+    mpirun kills all tasks once one has failed, so rank 0's task, the controller, must exit first. That is
+    after the grace period of all ranks.
+    """
+    deadline = time.monotonic() + END_S
+    with suppress(OSError):
+        while time.monotonic() < deadline and signal.sigpending().isdisjoint(signums):
+            if select.select([connection], [], [], LOOK_S)[0] and not connection.recv(wire.MAX_OUTPUT):
+                break
 
 
 def _report_end(seat: Seat, status: int, words: str) -> None:

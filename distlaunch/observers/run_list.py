@@ -277,8 +277,10 @@ def note_no_stop(directory: str, queued: str, scheduler: str) -> None:
 
 def is_stopped(path: str, run: str = "") -> bool:
     """Return whether the job with this list of starts was canceled, before `run` had ended if it is given."""
-    first: Mapping[str, Any] = {}
+    stops = list[Mapping[str, Any]]()
     for line in lines_of(path):
-        if "stop" in line:
-            first = (first or line) if line["stop"] else {}
-    return bool(first) and not (run and first.get("ended") == run)
+        if line.get("stop"):
+            stops.append(line)
+        elif "stop" in line:  # the last one failed
+            stops = stops[:-1]
+    return bool(stops) and not (run and stops[0].get("ended") == run)

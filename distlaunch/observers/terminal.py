@@ -161,7 +161,7 @@ class Terminal(Observer):
             if line not in above:
                 self._console.say(line)
         # Without log files, as with torchrun, wait for a stuck reader, too. A signal ends any wait.
-        needed = summary.state.spec.logs.torchrun is not None and not self._interrupts.any()
+        needed = summary.state.spec.logs.torchrun is not None and not self._interrupts.received_last
         self._console.close(lambda silent_s: not self._stopped() and (needed or silent_s < PATIENCE_S))
 
     def _stopped(self) -> bool:

@@ -17,6 +17,7 @@ from distlaunch.observers.run_directory import STOPPED, fd_of
 from distlaunch.plan.workers import destinations
 from distlaunch.runs.replay import Playback, typed
 from distlaunch.runs.run import Run, document_in, has_pid_here, living, remembered, run_in
+from distlaunch.schedulers.queue import ANOTHER_WISH_S
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.state import Phase, State
 from distlaunch.supervisor.status import RunState
@@ -25,9 +26,6 @@ from distlaunch.supervisor.summary import STDERR, Summary
 _OF_SUMMARY = {"seconds": float, "lagging": tuple[str, ...], "collecting": tuple[str, ...]}
 LOOK_S = 0.1
 """Seconds between two checks of the directory, which may be on a remote disk without notifications."""
-ANOTHER_WISH_S = 0.7
-"""Seconds between two signals. Signals closer together count as one, as do those that arrive while the
-controller looks into its run directory."""
 
 
 def attend(

@@ -201,8 +201,8 @@ def _ended_unseen(directory: str, status: Status) -> Status:
     The record of its end is in the list of runs if the disk of its directory was stuck.
     """
     with contextlib.suppress(KeyError, TypeError, ValueError):
-        if document := noted_status(status.run):
-            return status_of(document)
+        if (document := noted_status(status.run)) and (noted := status_of(document)).state.over:
+            return noted
     if status.ends_as:
         killed = f"its controller was killed before the run had ended; {_unsaved(directory)}"
         why = f"{status.why}; {killed}" if status.why else killed

@@ -567,7 +567,7 @@ def _polled(queued: Submission) -> Queued:
     except ToolMissingError:
         raise
     except DistlaunchError as error:
-        return Queued(f"in an unknown state: {error}", stage="waits")
+        return Queued(f"in an unknown state: {error}", stage="waits", known=False)
 
 
 def _next(
@@ -652,8 +652,8 @@ def cancel(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[R
         state = _polled(queued) if not (run and run.alive) and next(queries) else None
         if state and state.over:
             break
-        begun = run and run.alive and known and run.id != known.id
-        if begun or (state and state.waits):  # a requeue and the cancellation have crossed
+        begun = run and run.alive and run.id != (known.id if known else "")
+        if begun or (state and state.waits and state.known):  # a requeue and the cancellation have crossed
             known = run or known
             with suppress(DistlaunchError):
                 load(queued.scheduler).cancel(queued.id, at_once)

@@ -20,8 +20,9 @@ ANSWER_S = 60.0
 """Seconds to wait for an answer from a scheduler, which may be busy or restarting."""
 HOSTS_S = 10.0
 """Seconds to wait for a command that lists hosts."""
-ANOTHER_WISH_S = 0.25
-"""Seconds between two signals, the second of which kills the job. If they are closer, they count as one."""
+ANOTHER_WISH_S = 0.7
+"""Seconds between two signals to a controller, the second of which kills the ranks. Signals closer together
+count as one, as do those that arrive while the controller looks into its run directory."""
 MAX_SLOTS = 1_000_000
 """Maximum plausible number of slots on one host."""
 _HOST = r"[A-Za-z0-9_][A-Za-z0-9_.:%\-]*"
@@ -39,11 +40,13 @@ class Queued(Frozen):
     """A scheduler's report on a job: `state` and `reason` in its own words, and their meaning, `stage`.
 
     A job that `waits` has yet to start, for the first time or again. A job that is `over` won't start again.
+    If the scheduler didn't answer, the state isn't `known`.
     """
 
     state: str
     reason: str = ""
     stage: Stage = "over"
+    known: bool = True
 
     @property
     def waits(self) -> bool:

@@ -7,9 +7,10 @@ transport reaches hosts through steps.
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 
-from distlaunch.errors import UsageError
+from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.job.spec import AllocatedNode, Allocation, JobSpec
 from distlaunch.job.types import LINE, Either, Field, Integer, Switch, Text, by_their_names
 from distlaunch.schedulers import base, queue, task
@@ -280,7 +281,8 @@ class Slurm(base.Scheduler):
         job = next((name for name, each in tasks.items() if each == job), job)
         _call("scancel", job)
         if at_once:
-            _call("scancel", "--signal=KILL", job, forgives=queue.ANYTHING)  # it may already be gone
+            with suppress(DistlaunchError):  # it may already be gone
+                _call("scancel", "--signal=KILL", job)
 
     def requeue(self, job: str, environ: Mapping[str, str]) -> None:
         """Requeue with scontrol, which refuses a job that has already been requeued."""

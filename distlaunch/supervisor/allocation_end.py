@@ -31,7 +31,7 @@ ASK_S = 1.0
 """Seconds for the scheduler to answer. A failure must not wait longer."""
 ASK_CALMLY_S = 5.0
 """Seconds for the scheduler to say when the job ends. A termination warning comes long before that."""
-DOUBT_S = 20.0
+DOUBT_S = 10.0
 """Seconds that a success which the scheduler may have caused waits for the answer."""
 SPARE_S = 5.0
 """Seconds of the remaining time reserved for ending the job."""
@@ -179,10 +179,12 @@ def end_overtaken(found: EndOvertaken, state: State, now: float) -> Step:
 
 def ask_overdue(state: State, now: float) -> Step:
     """Continue without the scheduler's answer. A job that is ending still waits for the reason."""
-    doubted = state.phase is Phase.STOPPING and state.cause is None and now < state.ended_at + DOUBT_S
-    if doubted or (state.phase is Phase.STOPPING and state.nodes.counts.over < len(state.nodes)):
-        return state.with_timer(Timer.ASK, now + ASK_S), ()
-    asked, (state, found) = state.asked, on_allocation_reported(AllocationReported(None), state, now)
+    asked = state.asked
+    if state.phase is Phase.STOPPING and asked:
+        doubted = state.cause is None and not asked.ending and now < state.ended_at + DOUBT_S
+        if doubted or state.nodes.counts.over < len(state.nodes):
+            return state.with_timer(Timer.ASK, now + ASK_S), ()
+    state, found = on_allocation_reported(AllocationReported(None), state, now)
     return state._replace(asked=asked if any(isinstance(each, JobOver) for each in found) else None), found
 
 
@@ -237,6 +239,6 @@ def is_to_go_on(state: State) -> bool:
     cause, wanted = state.cause, state.spec.restarts.requeue
     if not wanted or state.unwanted or (cause and (cause.cancelled or cause.final)):
         return False
-    if cause and not state.warned and restarting.is_unlisted(cause, state.spec.restarts):
+    if cause and not (cause.scheduled or state.warned) and restarting.is_excluded(state):
         return False
     return state.warned if state.outcome == 0 else state.outcome not in MISTAKES

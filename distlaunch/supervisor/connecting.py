@@ -136,7 +136,7 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
     if state.phase is Phase.CONNECTING and _connects_again(state, now):
         state = _with_rejoin(state)
     state = lost(state, node, before, failure, now)
-    if isinstance(before, Leaving):
+    if isinstance(before, Leaving) and before.occupied:
         state = with_time_to_return(state, now)
     if state.phase is Phase.STOPPING:
         if (state.cause and state.cause.scheduled) or _was_suspended(state, now):
@@ -171,11 +171,12 @@ def _with_rejoin(state: State) -> State:
 def with_time_to_return(state: State, now: float) -> State:
     """Return `state` with enough time to admit a node whose ranks have ended only now.
 
-    No launcher can take its place before, and the ranks may take longer than `timeouts.rejoin`.
+    They may have taken longer than `timeouts.rejoin`, and no launcher could take their node's place before.
     """
-    if state.phase is not Phase.RESTARTING or not state.spec.limits.rejoin_s:
+    limits = state.spec.limits
+    if state.phase is not Phase.RESTARTING or not limits.rejoin_s:
         return state
-    until = max(state.due_at(Timer.REJOIN) or 0.0, now + state.spec.limits.connect_s)
+    until = max(state.due_at(Timer.REJOIN) or 0.0, now + min(limits.rejoin_s, limits.connect_s))
     return state.with_timer(Timer.REJOIN, until)
 
 
@@ -382,14 +383,15 @@ def not_connected(state: State, node: int, this: Connecting, failure: LinkFailur
     had_joined = isinstance(state.spec.pool[node].reach, Joined) and not state.spec.elastic
     if had_joined and failure.kind is Kind.ABSENT:
         failure = failure._replace(kind=Kind.LOST)
-    if failure.kind is Kind.LOST and _connects_again(state, now):
-        why = failure.words.splitlines()[-1:] or [f"its {'launcher' if had_joined else 'agent'} exited"]
+    if had_joined and failure.kind is Kind.LOST and _connects_again(state, now):
+        why = failure.words.splitlines()[-1:] or ["its launcher exited"]
         cause = cause_of_loss(state, node, why[0].rstrip("."), now)
         state = reconnect_later(_with_rejoin(state), node, Retrying(this.tries, failure), now)
         return state, (_awaiting(state, node, cause),)
     answer_by = state.due_at(Timer.ANSWER, node)
     in_time = answer_by is not None and now < answer_by
-    if in_time and failure.worth_retrying and this.tries < MAX_TRIES:
+    broken = failure.kind is Kind.LOST and _connects_again(state, now)
+    if in_time and (failure.worth_retrying or broken) and this.tries < MAX_TRIES:
         retry_at = now + RETRY_S * 2 ** (this.tries - 1) * (0.5 + state.chance_of(node, this.tries))
         state = state.with_node(node, Retrying(this.tries, failure))
         return state.with_timer(Timer.RETRY, retry_at, node), ()

@@ -91,9 +91,17 @@ def _unlisted_words(cause: Cause, limit: Restarts) -> str:
     return f"restarts.never includes {what}" if decisive else f"restarts.on doesn't include {what}"
 
 
-def is_unlisted(cause: Cause, limit: Restarts) -> bool:
-    """Return whether restarts.on or restarts.never rules out another attempt after this failure."""
-    return cause.kind is not None and bool(_unlisted_words(cause, limit))
+def is_excluded(state: State) -> bool:
+    """Return whether no attempt may follow the failure that ends the job, regardless of their number."""
+    verdict, started_at, earlier = state.verdict, state.started_at, state.restarts
+    if not (verdict and verdict.cause and verdict.cause.kind):
+        return False
+    if len(earlier) > state.attempt:  # the job ended during the restart
+        failures = (*earlier[:-1], earlier[-1]._replace(cause=verdict.cause))
+    else:
+        lived_s = verdict.at - (verdict.at if started_at is None else started_at)
+        failures = (*earlier, Restart(verdict.at, Why.FAILURE, verdict.cause, lived_s))
+    return bool(_excluded_words(state, failures))
 
 
 def _repeated_words(state: State, failures: tuple[Restart, ...]) -> str:
@@ -124,7 +132,8 @@ def early_exception(state: State) -> str:
     """
     if not state.verdict or not state.verdict.cause or not state.verdict.cause.raised:
         return ""
-    if state.spec.restarts.repeat or _lived_until(state.verdict.at, state) >= HEALTHY_S:
+    lived_s = state.verdict.at - (state.started_at or state.verdict.at)
+    if state.spec.restarts.repeat or lived_s >= HEALTHY_S:
         return ""
     import hashlib  # loads OpenSSL, and few jobs are requeued
 
@@ -241,11 +250,6 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
     return state, (message, *evidence, *(Send(i, StopWorkers(grace_s, cause.preliminary)) for i in busy))
 
 
-def _lived_until(end: float, state: State) -> float:
-    """Return how long the last attempt had been running at its end."""
-    return end - (end if state.started_at is None else state.started_at)
-
-
 def _lived_s(state: State, now: float) -> float:
     """Return how long the current attempt has been running."""
     return now - state.started_at if state.started_at and state.phase is Phase.RUNNING else 0.0
@@ -279,10 +283,7 @@ def include_again(state: State, now: float) -> Step:
     Then the job may be requeued. The first rule of STOPPING.
     """
     cause = state.cause
-    if not (state.verdict and cause and cause.final and cause.note):
-        return state, ()
-    this = Restart(state.verdict.at, Why.FAILURE, cause, _lived_until(state.verdict.at, state))
-    if _excluded_words(state, (*state.restarts, this)):
+    if not (cause and cause.final and cause.note) or is_excluded(state):
         return state, ()
     text = cause.text.removesuffix(cause.note)
     return state.with_cause(cause._replace(text=text, note="", final=False)), ()

@@ -586,6 +586,8 @@ def test_a_node_that_was_frozen_for_longer_than_its_time_stops_its_ranks_at_once
         (agent,) = children_of(run.process.pid)
         for pid in (run.process.pid, agent):
             kill(pid, signal.SIGSTOP)
+        for _ in range(6):  # until the controller gives up
+            liar.send(messages.Ping())
         liar.close()
         time.sleep(lease_s + grace_s + 1.0)  # the time of the freeze itself
         for pid in (agent, run.process.pid):

@@ -14,7 +14,14 @@ import pytest
 from distlaunch.cli.job_file import job_of
 from distlaunch.job.spec import Allocation
 from distlaunch.launch.controller import ask_for_another
-from distlaunch.observers.run_list import Ticket, is_stopped, lines_of, note_begin, note_stop
+from distlaunch.observers.run_list import (
+    Ticket,
+    is_stopped,
+    lines_of,
+    note_begin,
+    note_no_stop,
+    note_stop,
+)
 from distlaunch.runs.submissions import Submission, note, note_end
 from distlaunch.schedulers import load
 from distlaunch.schedulers.base import Call
@@ -581,7 +588,9 @@ def test_a_job_that_could_not_be_cancelled_is_not_told_as_cancelled(
         tmp_path / "squeue", f"[ -e {tmp_path}/over ] && echo '17|CANCELLED|None' || echo '17|RUNNING|None'"
     )
     assert "Slurm job 17: cancelled" in distlaunch("stop", "17", status=0).stderr
-    assert is_stopped(str(tmp_path / "slurm-17.jsonl"))
+    for fails in (note_stop, note_no_stop):  # another stop, in vain
+        fails(str(tmp_path), "17", "slurm")
+        assert is_stopped(str(tmp_path / "slurm-17.jsonl"))
 
 
 def test_stop_cancels_a_job_again_that_is_requeued_meanwhile_and_waits(

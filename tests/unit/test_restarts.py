@@ -18,6 +18,7 @@ from distlaunch.supervisor.events import AgentUp, Event, LinkEnded, NodeArrived
 from distlaunch.supervisor.nodes import Lost, Unusable, Up, may_be_occupied, phase_word, unfit_words
 from distlaunch.supervisor.state import Phase, Timer, Why
 from distlaunch.supervisor.step import step
+from distlaunch.supervisor.summary import Summary
 from distlaunch.transports.failure import Kind, LinkFailure
 from distlaunch.transports.transport import Joined
 from tests.unit.orders import Close, FindRoute, HoldPort, PlaceTree, Reap, StopWorkers
@@ -711,6 +712,30 @@ def test_a_job_with_restarts_connects_again_to_a_node_lost_while_it_connects(
         assert job.tick() == [Connect(1)]
         job.obey(job.feed(up(1)))
         assert not job.state.restarts
+
+
+def test_a_connection_that_always_breaks_ends_the_job_with_its_reason() -> None:
+    job = Job()
+    job.feed(up(0), broken := LinkEnded(1, LinkFailure(Kind.LOST, "srun: error: no such image")))
+    for _ in range(20):
+        if job.state.phase is Phase.DONE:
+            break
+        if job.tick() == [Connect(1)]:
+            job.obey(job.feed(broken))
+    assert job.now < job.state.began_at + 30.0
+    told = "connection lost: 1 of 2 nodes can't be used (b); nothing was started"
+    assert job.state.cause and job.state.cause.text == told
+    assert "  | srun: error: no such image" in Summary(job.state, "", {}, 1.0).lines()
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_the_same_exception_is_not_requeued_in_either_order_of_reports(earlier: bool) -> None:
+    job = Job(text_of(restarts="restarts: {max: 1, requeue: 5}")).to_running()
+    raises(job)
+    same = messages.WorkerExited(0, 0, 1, job.now + 0.9, words=OWN)
+    other = messages.WorkerExited(1, 1, 3, job.now + 1.0)
+    job.feed(*([other, same] if earlier else [same, other]), after=1.0)
+    assert (job.state.outcome, is_to_go_on(job.state)) == (1, False)
 
 
 def test_a_late_launcher_gives_its_name_to_the_node_that_it_joins_as() -> None:

@@ -306,6 +306,15 @@ def test_ranks_that_exit_0_on_sigterm_are_no_success_until_slurm_has_answered(an
     assert (phase(job), job.state.outcome) == (Phase.DONE, 143 if answers else 0)
 
 
+def test_a_success_that_slurm_cannot_have_caused_does_not_wait_long_for_the_answer() -> None:
+    job = inside(SLURM_JOB)
+    closing = succeed(job)
+    assert AskScheduler() in job.feed(SIGTERM, after=5.0)
+    job.obey(closing)
+    job.wait(4.0)
+    assert (phase(job), job.state.outcome) == (Phase.DONE, 0)
+
+
 def test_slurm_may_have_ended_the_peers_of_a_rank_that_lost_its_connection() -> None:
     for answer, text in ((CANCELS, "Slurm job 17 was cancelled"), (CONTINUES, "stopped by SIGTERM")):
         job = inside(SLURM_JOB)
