@@ -342,9 +342,6 @@ class Controller:
             # srun delays the next small message by 40 ms unless data flows in the other direction.
             self._links.send(node, messages.Ping())
             self._clock(node).ping(math.inf)  # the workers keep all cores busy
-        if isinstance(report, messages.Hello):  # a rank may fail before the first heartbeat
-            self._links.send(node, messages.Ping())
-            self._clock(node).ping(self._now())
         if (node_time := getattr(report, "at", None)) is not None:
             is_pong = isinstance(report, messages.Pong)
             self._clock(node).add(self._now(), seconds(node_time, "at"), is_pong)

@@ -260,6 +260,12 @@ class InboundListener:
         if arrival.job != ours.job:
             self._refuse(visitor, f"its job is {arrival.job[:80]!r}, not {ours.job[:80]!r}", another=True)
             return
+        port = (
+            self._gathering.fixed_port
+        )  # another job's launchers try other ports, too: see `Launcher._places`
+        if (theirs := message.get("endpoint", port)) != port:
+            self._refuse(visitor, f"its endpoint's port is {str(theirs)[:9]}, not {port}", another=True)
+            return
         nonce = join.nonce()
         visitor.transcript = f"{message.get('nonce')} {nonce} {line.decode(errors='replace')}"
         visitor.send(nonce=nonce, proves=self._way)

@@ -1,6 +1,6 @@
 """The protocol for joining independently started launchers into one run, and the joining launcher's side.
 
-    launcher ─▶ controller    MAGIC, then its `Arrival` with {"nonce"}
+    launcher ─▶ controller    MAGIC, then its `Arrival` with {"nonce", "endpoint"}
     controller ─▶ launcher    {"nonce", "proves": "secret" | "munge" | ""}
     launcher ─▶ controller    {"proof"}, or {"refuses"}, the reason not to join
     controller ─▶ launcher    {"proof"}
@@ -8,9 +8,9 @@
     controller ─▶ launcher    {"node", "run", "nonce"}: afterward, both sides send frames
 
 Each message is a line of JSON. The controller may send {"refused", "status", "another"} instead of any of its
-messages and close the connection. `another` means that it controls another job. A proof covers both nonces
-and the arrival, so it can't be replayed. The messages set only ranks, addresses and ports. A launcher runs
-only its own command line.
+messages and close the connection. `another` means that it controls another job, with another ID or another
+port as its `endpoint`. A proof covers both nonces and the arrival, so it can't be replayed. The messages set
+only ranks, addresses and ports. A launcher runs only its own command line.
 """
 
 import json
@@ -368,7 +368,7 @@ class Launcher:
         """
         arrival, ours, received = self._gathering.arrival, nonce(), bytearray()
         receive = partial(self._message, connection, received, strict)
-        line = line_of({**arrival._asdict(), "nonce": ours})
+        line = line_of({**arrival._asdict(), "nonce": ours, "endpoint": self._gathering.fixed_port})
         connection.settimeout(ANSWER_S)
         connection.sendall(MAGIC + line)
         challenge = receive(CONNECT_S)

@@ -117,7 +117,7 @@ def on_allocation_reported(event: AllocationReported, state: State, now: float) 
         return state, ()
     state = state._replace(asked=None).without_timers(Timer.ASK)
     if event.ends:
-        return _ended_by_scheduler(state, event, asked.ending, now)
+        return _ended_by_scheduler(state, event, asked, now)
     return (state, ()) if state.phase is Phase.STOPPING else _resume(asked, event.left_s, state, now)
 
 
@@ -133,17 +133,15 @@ def _resume(asked: Asked, left_s: float | None, state: State, now: float) -> Ste
     return _warn_ranks(state, left_s, now)
 
 
-def _ended_by_scheduler(state: State, answer: AllocationReported, ending: bool, now: float) -> Step:
-    """End the job. If it is already ending, replace a root cause that the end of the allocation explains.
-
-    That can't explain what happened before: the job was `ending` when the scheduler was asked.
-    """
+def _ended_by_scheduler(state: State, answer: AllocationReported, asked: Asked, now: float) -> Step:
+    """End the job. If it is already ending, replace a root cause that the end of the allocation explains."""
     cancelled = "cancelled" in answer.why
     text = f"{'' if cancelled else _lost_words(state)}{_allocation_name(state)} {answer.why}"
     cause = Cause(text, STATUS, now, scheduled=True, cancelled=cancelled, final=answer.final)
     if state.phase is not Phase.STOPPING:
         return state, (JobOver(cause, _signal(state)),)
-    if not ending and (state.cause is None or state.cause.exit_status in _BY_SCHEDULER):
+    signalled = state.cause is None or state.cause.exit_status in _BY_SCHEDULER
+    if asked.coincides or (signalled and not asked.ending):
         return state.with_cause(cause), (ShowMessage("error", cause.text),)
     return state.overtaken(), (ShowMessage("error", f"{_allocation_name(state)} {answer.why}"),)
 
@@ -174,7 +172,8 @@ def end_overtaken(found: EndOvertaken, state: State, now: float) -> Step:
     """Ask the scheduler whether it is ending the allocation. The decider of `EndOvertaken`."""
     if state.asked or not state.spec.scheduler_answers:
         return state, ()
-    return _ask(state, Asked(ending=True), now, stopping.LATE_S)
+    coincides = state.cause is not None and now - state.ended_at < stopping.SAME_SIGNAL_S
+    return _ask(state, Asked(ending=True, coincides=coincides), now, stopping.LATE_S)
 
 
 def ask_overdue(state: State, now: float) -> Step:

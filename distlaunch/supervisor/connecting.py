@@ -136,7 +136,7 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
     if state.phase is Phase.CONNECTING and _connects_again(state, now):
         state = _with_rejoin(state)
     state = lost(state, node, before, failure, now)
-    if isinstance(before, Leaving) and before.occupied:
+    if isinstance(before, Leaving):
         state = with_time_to_return(state, now)
     if state.phase is Phase.STOPPING:
         if (state.cause and state.cause.scheduled) or _was_suspended(state, now):
@@ -284,7 +284,10 @@ def reconnect_later(state: State, node: int, this: Retrying, now: float) -> Stat
     if hopeless or not of_use:
         return state.with_node(node, given_up(this, this.failure))
     spread = 0.75 + 0.5 * state.chance_of(node, this.tries)
-    wait_s = min(RECONNECT_MAX_S, RECONNECT_S * 2.0 ** min(this.tries - 1, 30)) * spread
+    # A launcher comes by itself, once this process listens for it.
+    comes = isinstance(state.spec.pool[node].reach, Joined)
+    doublings = 0 if comes and not (this.failure and this.failure.kind is Kind.ABSENT) else this.tries - 1
+    wait_s = min(RECONNECT_MAX_S, RECONNECT_S * 2.0 ** min(doublings, 30)) * spread
     state = state.with_node(node, this._replace(away=this.away or Away(new=True)))
     return state.with_timer(Timer.RETRY, now + wait_s, node)
 

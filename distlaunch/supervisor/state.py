@@ -159,12 +159,14 @@ class Verdict(Frozen):
 class Asked(Frozen):
     """A pending question to the scheduler, with the failure and messages held back until the answer.
 
-    If the job was already `ending`, the answer doesn't replace its root cause.
+    If the job was already `ending`, the answer doesn't replace its root cause, unless that `coincides` with
+    the sign that the scheduler is ending the job, too: it may have stopped the rank that failed.
     """
 
     cause: Cause | None = None
     also: tuple[ShowMessage, ...] = ()
     ending: bool = False
+    coincides: bool = False
 
 
 class State(Frozen):

@@ -74,6 +74,11 @@ class Gathering(Frozen):
         host = self.hosts[0]
         return f"[{host}]:{self.ports[0]}" if ":" in host else f"{host}:{self.ports[0]}"
 
+    @property
+    def fixed_port(self) -> int | None:
+        """Return the port of the endpoint if the command line or the environment sets it."""
+        return self.ports[0] if self.fixed else None
+
 
 def ports_for(key: str) -> tuple[int, ...]:
     """Return ports that every launcher of a job derives from `key`.

@@ -24,6 +24,7 @@ from distlaunch.errors import UsageError
 from distlaunch.launch import gather
 from distlaunch.launch.inbound import InboundConnection, InboundListener
 from distlaunch.launch.join import (
+    MAGIC,
     SECRET,
     TORCHS_PING,
     JoinError,
@@ -359,6 +360,21 @@ def test_takes_no_launcher_that_asks_who_listens_for_torch() -> None:
         while not select.select([asks], [], [], 0.1)[0]:
             listener.turn()
         assert (asks.recv(1), said) == (b"", [])
+
+
+@pytest.mark.parametrize("port", [5, 6])
+def test_a_launcher_with_another_endpoint_belongs_to_another_job(port: int) -> None:
+    """Jobs often have the same ID, and the later ports of one may be the endpoint of the other."""
+    with listening() as listener, closing(socket.socket()) as other:
+        assert listener._listener
+        other.connect(("127.0.0.1", listener._listener.getsockname()[1]))
+        arrival = HERE._replace(nodes=(3, 3))._asdict()
+        other.sendall(MAGIC + line_of({**arrival, "nonce": "1", "endpoint": port}))
+        while not select.select([other], [], [], 0.1)[0]:
+            listener.turn()
+        answer = message_of(other.recv(4096).splitlines()[0])
+        assert answer.get("another", False) == (port == 6)
+        assert ("its endpoint's port is 6, not 5" in answer.get("refused", "")) == (port == 6)
 
 
 def test_launchers_that_come_and_go_leave_no_descriptors() -> None:

@@ -560,6 +560,26 @@ def test_another_launcher_may_join_for_one_that_was_killed_before_its_agent_was_
     assert job.state.phase is Phase.PREPARING
 
 
+def test_launchers_that_fail_again_and_again_keep_the_next_one_waiting_no_longer() -> None:
+    job = elastic()
+    spec = job.state.spec
+    job.state = job.state._replace(
+        spec=spec._replace(nodes=(spec.nodes[0], spec.nodes[1]._replace(reach=Joined("b"))))
+    )
+    job.lose(1, clean=True)
+    job.go_on()
+    for _ in range(8):
+        job.feed(NodeArrived(1, "b", here=False))
+        while Connect(1) not in job.tick():
+            pass
+        job.feed(lost(1))
+        lost_at = job.now
+        while Connect(1) not in job.tick():
+            pass
+        assert job.now < lost_at + 1.0
+        job.feed(LinkEnded(1, LinkFailure(Kind.ABSENT)))
+
+
 def test_another_launcher_may_join_an_elastic_job_at_once_that_started_without_a_killed_one() -> None:
     job = Job(text_of(restarts=RESTARTS, nodes="[a, b]") + "\nmin_nodes: 1")
     spec = job.state.spec
@@ -695,7 +715,7 @@ def test_a_node_may_return_after_its_ranks_have_saved_for_longer_than_the_wait_f
     job = Job(text_of().replace("stop: 10s", f"stop: {LONG_STOP_S:g}s")).to_running()
     job.feed(messages.AgentLeaving(1, 15), messages.Swept(0, 0, 0))
     job.wait(REJOIN_S + 50.0)
-    job.feed(lost(1, clean=True))
+    job.feed(messages.Swept(1, 0, 0), lost(1, clean=True))
     job.come_back(1)
     job.go_on()
     assert job.state.phase is Phase.RUNNING

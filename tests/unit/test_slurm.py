@@ -306,6 +306,18 @@ def test_ranks_that_exit_0_on_sigterm_are_no_success_until_slurm_has_answered(an
     assert (phase(job), job.state.outcome) == (Phase.DONE, 143 if answers else 0)
 
 
+@pytest.mark.parametrize(("after_s", "outcome"), [(0.5, 143), (2.0, 3)])
+def test_slurm_may_have_stopped_a_rank_that_failed_just_before(after_s: float, outcome: int) -> None:
+    """The rank got Slurm's signal before the controller did."""
+    job = inside(SLURM_JOB)
+    spec = job.state.spec
+    job.state = job.state._replace(spec=spec._replace(restarts=spec.restarts._replace(most=0)))
+    job.feed(exited(0, 0, 3, job.now))
+    assert AskScheduler() in job.feed(SIGTERM, after=after_s)
+    job.feed(AllocationReported(True, "reached its time limit"))
+    assert (job.state.outcome, job.state.scheduler_ends) == (outcome, True)
+
+
 def test_a_success_that_slurm_cannot_have_caused_does_not_wait_long_for_the_answer() -> None:
     job = inside(SLURM_JOB)
     closing = succeed(job)
