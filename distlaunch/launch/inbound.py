@@ -260,9 +260,8 @@ class InboundListener:
         if arrival.job != ours.job:
             self._refuse(visitor, f"its job is {arrival.job[:80]!r}, not {ours.job[:80]!r}", another=True)
             return
-        port = (
-            self._gathering.fixed_port
-        )  # another job's launchers try other ports, too: see `Launcher._places`
+        # Another job's launchers with the same ID may try this port, too: see `Launcher._places`.
+        port = self._gathering.fixed_port
         if (theirs := message.get("endpoint", port)) != port:
             self._refuse(visitor, f"its endpoint's port is {str(theirs)[:9]}, not {port}", another=True)
             return
