@@ -25,6 +25,8 @@ MAX_WORKERS, MAX_SOCKETS, MAX_LINES = 64, 32, 20
 KERNEL_READ_S = 0.1
 """Maximum seconds to spend reading the kernel log."""
 STACKS_S, RAS_S = 20.0, 3.0
+TRIES = 5
+"""Maximum number of times to run py-spy for one worker."""
 MAX_TEXT = 1 << 16
 """Maximum bytes of one worker's stacks, or of the RAS answer."""
 _RAS_PORTS = range(28100, 32100)
@@ -81,17 +83,27 @@ class Site:
         """Report a worker's Python stacks, using py-spy. Without it, `abort` makes Python print them."""
         program = _py_spy(worker.spec.argv[0])
         if program:
-            argv = [program, "dump", "--nonblocking", "--pid", str(worker.pid)]
-            _collect(
-                self._poller,
-                lambda: os.execv(argv[0], argv),
-                STACKS_S,
-                lambda text: report(worker, text.decode(errors="replace")),
-            )
+            self._read(program, worker, TRIES, report)
         elif abort:
             sweep.send(worker.pid, signal.SIGABRT)  # not reaped yet, so its PID can't have been reused
         else:
             report(worker, "py-spy is not installed on its node (pip install py-spy)")
+
+    def _read(self, program: str, worker: Worker, tries: int, report: Callable[[Worker, str], None]) -> None:
+        """Run py-spy, and report the stacks that it prints.
+
+        py-spy doesn't suspend the worker, so a busy thread can make it fail. It is then run again. A blocked
+        worker may have such a thread: torch imports modules while it writes a flight recorder dump.
+        """
+        argv = [program, "dump", "--nonblocking", "--pid", str(worker.pid)]
+
+        def receive(text: bytes) -> None:
+            if b"Failed to get stack traces" in text and tries > 1 and worker.running:
+                self._read(program, worker, tries - 1, report)
+            else:
+                report(worker, text.decode(errors="replace"))
+
+        _collect(self._poller, lambda: os.execv(argv[0], argv), STACKS_S, receive)
 
     def _report_dump(self, worker: Worker, text: str) -> None:
         pid = procfs.suspended([worker.pid])

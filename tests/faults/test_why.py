@@ -183,6 +183,7 @@ LIKE_NCCL = """
             client.close()
 
     dist.init_process_group("gloo")
+    _dump_fr_trace()  # the first one imports 800 modules, which may take longer than ranks are given
     threading.Thread(target=dump, daemon=True).start()
     if rank == "0":
         host, port = os.environ["NCCL_RAS_ADDR"].split(":")

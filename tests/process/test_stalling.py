@@ -18,7 +18,7 @@ from distlaunch.agent import procfs
 from distlaunch.agent.watches import Arrivals, JoinWatch, doing
 from distlaunch.diagnosis.flight import waiting_lines
 from distlaunch.observers.recording import flight_dumps
-from tests.harness import Going, distlaunch, kill, running, wait_until, write_job
+from tests.harness import Going, distlaunch, kill, program, running, wait_until, write_job
 from tests.process.commands import TWO
 from tests.unit.samples import WATCHDOG
 
@@ -68,6 +68,26 @@ def test_finds_the_culprit_by_the_stacks_that_python_prints(tmp_path: Path, coll
     assert cause in done.stderr
     assert "SIGABRT" not in done.stderr
     assert "distlaunch: rank 0: stopped by distlaunch" in done.stderr
+
+
+FAILS_ONCE = """
+echo "Process $4: python"
+[ -e {at}.failed ] && exec {py_spy} "$@"
+touch {at}.failed
+printf '\\nError: Failed to get stack traces\\n\\nCaused by:\\n    Failed to copy PyFrameObject\\n'
+exit 1
+"""
+
+
+def test_reads_a_stack_again_if_a_busy_thread_has_made_it_unreadable(tmp_path: Path) -> None:
+    (tmp_path / "python").symlink_to(os.path.realpath(sys.executable))  # where no py-spy is beside it
+    py_spy = Path(sys.executable).with_name("py-spy")
+    program(tmp_path / "py-spy", FAILS_ONCE.format(at=tmp_path / "py-spy", py_spy=py_spy))
+    keys = f"python: {tmp_path}/python\ngpus_per_node: 0\non_stall: stop\ntimeouts: {{stall: 2s}}"
+    job = write_job(tmp_path, "import signal\ndef step():\n    signal.pause()\nstep()", keys)
+    env = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    assert "stalled for 2 s in step (worker.py:3)" in distlaunch("run", str(job), env=env, status=124).stderr
+    assert (tmp_path / "py-spy.failed").exists()
 
 
 def test_why_shows_where_the_ranks_are_before_they_count_as_stalled(tmp_path: Path, collective: Path) -> None:
