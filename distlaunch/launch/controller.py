@@ -50,6 +50,9 @@ CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """A clock that keeps running while the machine is suspended."""
 RECENT_S = 120.0
 """Seconds in which the difference between a node's clock and this one hardly changes."""
+FIRST_BEAT_S = 0.1
+"""Seconds from the start of an attempt to its first heartbeat. The interval then doubles, up to the usual,
+so that the clocks of far nodes are known when ranks fail early, as they do most often."""
 WATCH_S = 4.0
 """Seconds between requests for data on resource use, while an observer needs the data."""
 LOOK_S = 0.5
@@ -57,17 +60,17 @@ LOOK_S = 0.5
 FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, messages.WorkerExited)
 
 
-_UNKNOWN = (math.inf, (math.inf, math.inf))
-"""The least difference, and the shortest round trip with the difference that it suggests."""
+_UNKNOWN = (-math.inf, math.inf)
+"""The least and the greatest possible difference between the clock of a node and this one."""
 
 
 class _ClockOffset:
     """The seconds to add to a node's monotonic time to get this run's time.
 
-    The smallest difference between the time of arrival and the time in a report includes the least network
-    delay. The answer to a heartbeat has been under way for half of the round trip; the shortest one is the
-    most exact. Older reports don't count, since clocks drift apart: over days, by more than the time between
-    the failures of two ranks.
+    It is at most the time of a report's arrival less the time in the report, and at least the time of a
+    heartbeat less the time in its answer. Each bound is wrong by the least delay of several messages. The
+    middle is right if these are equal. Older reports don't count, since clocks drift apart: over days, by
+    more than the time between the failures of two ranks.
     """
 
     def __init__(self, now: float) -> None:
@@ -75,22 +78,23 @@ class _ClockOffset:
         self._sent = deque[float]()
 
     def ping(self, now: float) -> None:
-        """Note that a heartbeat was sent. If the node may not answer at once, `now` is infinite."""
+        """Note that a heartbeat was sent. If the node may not answer at once, `now` is minus infinity."""
         self._sent.append(now)
 
     def add(self, now: float, node_time: float, pong: bool = False) -> None:
         """Take the time in a report that arrived at `now`: perhaps the answer to the first open heartbeat."""
         if now - self._since > RECENT_S:
             self._since, self._recent, self._before = now, _UNKNOWN, self._recent
-        difference, best = now - node_time, self._recent[1]
-        if pong and self._sent and math.isfinite(sent := self._sent.popleft()):
-            best = min(best, (now - sent, difference - (now - sent) / 2))
-        self._recent = min(self._recent[0], difference), best
+        least, most = self._recent
+        if pong and self._sent:
+            least = max(least, self._sent.popleft() - node_time)
+        self._recent = least, min(most, now - node_time)
 
     @property
     def seconds(self) -> float:
         """Return the most exact estimate from at least the last RECENT_S."""
-        return min(self._recent[0], self._before[0], min(self._recent[1], self._before[1])[1])
+        least, most = max(self._recent[0], self._before[0]), min(self._recent[1], self._before[1])
+        return (least + most) / 2 if math.isfinite(least) else most
 
 
 class Controller:
@@ -117,8 +121,8 @@ class Controller:
         self._flow_reported_at = 0.0
         self._clock_offsets: dict[int, _ClockOffset] = {}
         self._lease_s = start.spec.limits.lease_s
-        self._heartbeat_s = start.spec.limits.heartbeat_s
-        self._next_heartbeat = self._now() + self._heartbeat_s
+        self._heartbeat_s = self._beat_s = start.spec.limits.heartbeat_s
+        self._next_heartbeat = self._now() + self._beat_s
         self._next_watch = 0.0
         self._awake_at = self._wakes_by = time.clock_gettime(CLOCK)
         self._attempts = Attempts()
@@ -193,7 +197,8 @@ class Controller:
         if alarm := self.state.alarm(now):
             self._feed(events.TimerDue(*alarm))
         if now >= (due := self._next_heartbeat):
-            self._next_heartbeat = now + self._heartbeat_s
+            self._next_heartbeat = now + self._beat_s
+            self._beat_s = min(2 * self._beat_s, self._heartbeat_s)
             for node in self._links.beat():
                 self._clock(node).ping(now)
                 reach = self._spec.pool[node].reach
@@ -223,6 +228,8 @@ class Controller:
         # Observers are notified only once the workers are starting, to avoid delaying the workers.
         if isinstance(event, FIRST_SIGNS_OF_WORKERS) and self._attempts.note(self.state):
             self._next_watch = now
+            self._beat_s = min(FIRST_BEAT_S, self._heartbeat_s)
+            self._next_heartbeat = min(self._next_heartbeat, now + self._beat_s)
             self._tell(Observer.started, self.state, now)
         if self.state.phase is Phase.STOPPING:
             self._note_ending()
@@ -341,7 +348,7 @@ class Controller:
         if isinstance(report, messages.WorkerStarted) and report.local_rank == 0:
             # srun delays the next small message by 40 ms unless data flows in the other direction.
             self._links.send(node, messages.Ping())
-            self._clock(node).ping(math.inf)  # the workers keep all cores busy
+            self._clock(node).ping(-math.inf)  # the workers keep all cores busy
         if (node_time := getattr(report, "at", None)) is not None:
             is_pong = isinstance(report, messages.Pong)
             self._clock(node).add(self._now(), seconds(node_time, "at"), is_pong)
