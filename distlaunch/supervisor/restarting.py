@@ -277,6 +277,16 @@ def end_if_excluded(state: State, now: float) -> Step:
     return state, (_excluded(state.restarts[-1].cause, why),) if why else ()
 
 
+def end_if_finished(state: State, now: float) -> Step:
+    """End the job if all ranks had finished by themselves before they were told to stop for a restart.
+
+    The second rule of RESTARTING.
+    """
+    grows = state.restarts[-1].why is Why.GROWTH
+    finished = grows and state.succeeded and not any(worker.stopped for worker in state.workers)
+    return state, (JobOver(),) if finished else ()
+
+
 def include_again(state: State, now: float) -> Step:
     """Lift an exclusion if a late report has changed the root cause to one that no rule excludes.
 
@@ -292,7 +302,7 @@ def include_again(state: State, now: float) -> Step:
 def go_on_when_cleared(state: State, now: float) -> Step:
     """Start the next attempt as soon as that is safe and enough nodes are available.
 
-    The second rule of RESTARTING.
+    The third rule of RESTARTING.
     """
     if state.due_at(Timer.BACKOFF) is not None or any(map(may_be_occupied, state.nodes)):
         return state, ()

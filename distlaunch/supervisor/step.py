@@ -200,7 +200,11 @@ _RULES: Mapping[Phase, tuple[Rule, ...]] = {
     Phase.CONNECTING: (connecting.begin_when_connected,),
     Phase.PREPARING: (preparing.start_when_prepared,),
     Phase.RUNNING: (root_cause.verdict_when_all_ended,),
-    Phase.RESTARTING: (restarting.end_if_excluded, restarting.go_on_when_cleared),
+    Phase.RESTARTING: (
+        restarting.end_if_excluded,
+        restarting.end_if_finished,
+        restarting.go_on_when_cleared,
+    ),
     Phase.STOPPING: (restarting.include_again, stopping.drain_when_clean, stopping.finish_when_closed),
 }
 """The rules of each phase: what the job does next as soon as it can."""

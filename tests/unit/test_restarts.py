@@ -931,6 +931,22 @@ def test_grow_now_restarts_at_once_without_counting(wait_s: float, phase: Phase)
     assert job.state.phase is phase
 
 
+@pytest.mark.parametrize(("last", "phase"), [(-0.01, Phase.DONE), (0.01, Phase.RUNNING)])
+def test_ranks_that_finished_before_they_were_told_to_restart_are_not_run_again(
+    last: float, phase: Phase
+) -> None:
+    job = without_b("elastic: {grow: now}")
+    job.silent |= {0, 2}
+    job.come_back(1)
+    assert job.state.phase is Phase.RESTARTING
+    told_at, number = job.now, job.state.attempt
+    job.feed(*(exited(node, local_rank, 0, told_at - 0.01) for node, local_rank in [(0, 0), (0, 1), (2, 0)]))
+    job.silent.clear()
+    job.obey(job.feed(exited(2, 1, 0, told_at + last), *(messages.Swept(node, number, 0) for node in (0, 2))))
+    again = phase is Phase.RUNNING
+    assert (job.state.phase, job.state.outcome, job.state.attempt) == (phase, Exit.OK, number + again)
+
+
 class Reimaged(Job):
     """A job whose node b returns without its workdir, or with another torch."""
 
