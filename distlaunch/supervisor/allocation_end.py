@@ -124,7 +124,7 @@ def on_allocation_reported(event: AllocationReported, state: State, now: float) 
 def _resume(asked: Asked, left_s: float | None, state: State, now: float) -> Step:
     """Handle what was held back: the end of all ranks, a stop request, a failure or a termination warning."""
     failed = asked.cause is not None and asked.cause.rank is not None
-    if state.succeeded and not failed:
+    if state.phase is Phase.RUNNING and state.succeeded and not failed:
         return state, (JobOver(),)
     if asked.cause and (asked.cause.cancelled or state.phase is Phase.CONNECTING):
         return state, (JobOver(asked.cause, asked=True),)

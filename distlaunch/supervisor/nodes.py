@@ -350,6 +350,11 @@ class RankState(Frozen):
         return isinstance(self.phase, Exited) and self.phase.stopped
 
     @property
+    def succeeded(self) -> bool:
+        """Return whether the worker exited with status 0 by itself. After a signal, that proves nothing."""
+        return self.status == 0 and not self.stopped
+
+    @property
     def running(self) -> bool:
         """Return whether the process is known to exist."""
         return self.phase is WorkerPhase.RUNNING
@@ -366,7 +371,7 @@ class RankState(Frozen):
 
 
 class WorkerCounts(Frozen):
-    """Worker counts: exited with status 0, joined the rendezvous, joined or trying to, and not ended."""
+    """Worker counts: succeeded, joined the rendezvous, joined or trying to, and not ended."""
 
     succeeded: int = 0
     joined: int = 0
@@ -376,7 +381,7 @@ class WorkerCounts(Frozen):
     @staticmethod
     def of(worker: RankState) -> tuple[int, ...]:
         """Return 1 for each count that includes the worker, else 0."""
-        return (worker.status == 0, worker.joined, worker.joined or worker.trying, worker.going)
+        return (worker.succeeded, worker.joined, worker.joined or worker.trying, worker.going)
 
 
 class RankStates(Counted[RankState]):

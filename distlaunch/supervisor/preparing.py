@@ -248,7 +248,7 @@ def _no_route(state: State, event: messages.RouteFailed, now: float) -> Step:
     what = f"{state.label(event.node)} can't reach MASTER_ADDR {state.planned.master_addr}"
     text = f"{what}: {event.error}; {advice}"
     cause = Cause(text, Exit.USAGE, now, node=event.node, kind="node_lost")
-    if state.attempt and route_of(state.nodes[first]):
+    if state.attempt:
         return checking.leave_out(state, [event.node], cause)
     return state, (JobOver(cause),)
 

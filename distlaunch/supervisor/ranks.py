@@ -65,7 +65,7 @@ def on_worker_unstarted(event: WorkerUnstarted, rank: int, state: State, now: fl
     text = f"{state.named(rank)} could not be started: {event.text}{advice}"
     cause = Cause(text, status, now, rank, event.node)
     enough = state.attempt and len(state.members) > state.spec.fewest
-    if enough and isinstance(node, Up) and state.phase is Phase.RUNNING:
+    if enough and isinstance(node, Up) and state.phase is not Phase.STOPPING:
         return checking.leave_out(state, [event.node], cause)
     return state, (JobOver(cause),)
 
@@ -232,12 +232,16 @@ def on_ranks_stalled(event: RanksStalled, state: State, now: float) -> Step:
         return state, ()
     before, stopped = {worker.rank for worker in _stalled(state)}, dict(event.stopped)
     for rank in part.ranks:
+        if not state.workers[rank].going:
+            continue  # a rank killed by its dump stays stalled, with its stack
         local_rank = rank - part.first_rank
         stalled = local_rank in event.local_ranks
         stack = state.workers[rank].stack if stalled else ()
         pid = stopped.get(local_rank) if stalled else None
         state = state.with_worker(rank, stalled=stalled, stack=stack, stopped_pid=pid)
     after = {worker.rank for worker in _stalled(state)}
+    if not after and _dumping(state):
+        return stall_act_due(state.without_timers(Timer.STALL_ACT), now)
     if not after:
         message = (ShowMessage("info", "stalled ranks resumed"),) if state.stall_told else ()
         state = state.without_timers(Timer.STALL_MESSAGE, Timer.STALL_ACT)

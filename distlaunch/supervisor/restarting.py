@@ -44,6 +44,8 @@ HEALTHY_S = 300.0
 """Seconds after which an attempt counts as healthy, which ends a series of failures."""
 BACKOFF_MAX_S = 300.0
 MAX_PORT_MOVES = 3
+MAX_GROWTHS, GROWTHS_S = 3, 3600.0
+"""Maximum number of restarts to include the same node, in so many seconds. A node may come and go."""
 
 
 def attempt_failed(found: AttemptFailed, state: State, now: float) -> Step:
@@ -165,8 +167,7 @@ def node_lost(found: NodeLost, state: State, now: float) -> Step:
     if state.phase is not Phase.RESTARTING and found.node in state.members:
         return state, (AttemptFailed(found.cause, fenced),)  # shown if a restart follows
     warning = () if found.told else (ShowMessage("warning", found.cause.text),)
-    state, failed = _growth_failed(state, found.cause, now)
-    return state, (*warning, *failed, *fenced)
+    return state, (*warning, *fenced)
 
 
 def node_leaving(found: NodeLeaving, state: State, now: float) -> Step:
@@ -197,17 +198,6 @@ def _recent(state: State, why: Why, now: float) -> list[Restart]:
     return [restart for restart in state.restarts if restart.why is why and now - restart.at < window_s]
 
 
-def _growth_failed(state: State, cause: Cause, now: float) -> Step:
-    """Count the loss of a node during a restart for a new node as a failure. Otherwise, a bad node could
-    cause restarts forever."""
-    if state.phase is not Phase.RESTARTING or state.restarts[-1].why is not Why.GROWTH:
-        return state, ()
-    *earlier, last = state.restarts
-    state = state._replace(restarts=(*earlier, last._replace(why=Why.FAILURE, cause=cause)))
-    beyond = len(_recent(state, Why.FAILURE, now)) > state.spec.restarts.most
-    return state, (JobOver(cause),) if beyond else ()
-
-
 def node_back(found: NodeBack, state: State, now: float) -> Step:
     """Use a node that has connected: now, at the next restart, or not at all. The decider of `NodeBack`."""
     back = f"{state.label(found.node)} {'joined' if found.new else 'is back'}"
@@ -221,7 +211,9 @@ def node_back(found: NodeBack, state: State, now: float) -> Step:
         return state, (ShowMessage("info", f"{back}; {when}"),)
     # A failure that is being judged causes a restart by itself, and ranks that have finished won't run again.
     ending = state.suspect or state.asked or state.workers.counts.succeeded
-    if state.spec.membership.grow == "now" and not ending:
+    lately = [each for each in state.restarts if each.why is Why.GROWTH and now - each.at < GROWTHS_S]
+    comes_and_goes = sum(each.cause.node == found.node for each in lately) >= MAX_GROWTHS
+    if state.spec.membership.grow == "now" and not (ending or comes_and_goes):
         cause = Cause(back, Exit.OK, now, node=found.node)
         return state, (StartAgain(Why.GROWTH, cause, "restarting to include it"),)
     return state, (ShowMessage("info", f"{back}; it takes part from the next restart"),)
@@ -278,13 +270,11 @@ def end_if_excluded(state: State, now: float) -> Step:
 
 
 def end_if_finished(state: State, now: float) -> Step:
-    """End the job if all ranks had finished by themselves before they were told to stop for a restart.
+    """End the job if it had succeeded before its ranks were told to stop for a restart.
 
     The second rule of RESTARTING.
     """
-    grows = state.restarts[-1].why is Why.GROWTH
-    finished = grows and state.succeeded and not any(worker.stopped for worker in state.workers)
-    return state, (JobOver(),) if finished else ()
+    return state, (JobOver(),) if state.restarts[-1].why is Why.GROWTH and state.succeeded else ()
 
 
 def include_again(state: State, now: float) -> Step:

@@ -255,10 +255,10 @@ class State(Frozen):
 
     @property
     def succeeded(self) -> bool:
-        """Return whether the ranks that determine success have exited with status 0."""
+        """Return whether the ranks that determine success have succeeded."""
         count, rule = self.workers.counts.succeeded, self.spec.success
         if rule == "rank 0":
-            return count > 0 and self.workers[0].status == 0
+            return count > 0 and self.workers[0].succeeded
         return count > 0 and (rule == "any" or count == len(self.workers))
 
     @property

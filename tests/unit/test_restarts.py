@@ -483,6 +483,25 @@ def test_skips_a_spare_without_a_route_until_it_returns() -> None:
     assert job.state.members == (0, 2)
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_skips_a_spare_without_a_route_before_the_new_first_node_has_one(others: bool) -> None:
+    job = Job(text_of("[a, b, c]", "spares: [z]", "min_nodes: 2")).to_running()
+    job.state = job.state._replace(addresses={1: "10.0.0.2"})
+    job.silent |= {0, 1, 2, 3}
+    job.feed(lost(0, clean=True), *(messages.Swept(node, 0, 0) for node in (1, 2)))
+    while job.state.phase is Phase.RESTARTING:
+        job.feed(unreachable(0))
+        job.tick()
+    master = job.state.planned.master_addr
+    assert (job.state.members, master) == ((1, 2, 3), "10.0.0.2")
+    job.feed(messages.RouteFound(2, master, master, "eth0") if others else messages.PortHeld(1, 29500))
+    job.silent -= {1, 2, 3}
+    (said,) = texts(job.obey(job.feed(messages.RouteFailed(3, master, "no route"))), "warning")
+    assert said.startswith("z can't reach MASTER_ADDR 10.0.0.2: no route; set nodes[1].address")
+    job.go_on()
+    assert (job.state.phase, job.state.members) == (Phase.RUNNING, (1, 2))
+
+
 def test_a_route_that_is_found_while_restarting_counts_in_the_next_attempt() -> None:
     job = Job(text_of("[a, b, c]", "spares: [d, e]", "min_nodes: 2")).to_running()
     job.silent |= {1, 2, 3, 4}
@@ -984,6 +1003,37 @@ def test_a_node_that_cannot_start_its_ranks_is_left_out_if_the_job_has_run_witho
     assert said[0].startswith("rank 4 (b) could not be started: no such program; restart 2 of 3")
     job.go_on()
     assert job.state.members == (0, 2)
+
+
+def test_two_nodes_that_cannot_start_their_ranks_are_both_left_out() -> None:
+    job = Job(text_of("[a, b, c, d]", "min_nodes: 2")).to_running()
+    job.restart()
+    reports = [messages.WorkerUnstarted(node, 0, "scratch", errno.ENOSPC, "no space") for node in (2, 3)]
+    job.obey(job.feed(*reports))
+    job.go_on()
+    assert (job.state.phase, job.state.members) == (Phase.RUNNING, (0, 1))
+
+
+@pytest.mark.parametrize("restarts", ["{max: 1}", "{max: 3, never: [node_lost]}", "{max: 3, on: [oom]}"])
+def test_a_node_that_comes_and_goes_ends_no_job_and_restarts_it_three_times_an_hour(restarts: str) -> None:
+    job = Job(text_of("[a, b]", "min_nodes: 1", "elastic: {grow: now}", restarts=f"restarts: {restarts}"))
+    job.obey(job.feed(up(0), unreachable(1)))
+    job.go_on()
+    for number in (1, 2, 3):
+        job.silent.add(0)  # so that the new node is lost while the others are stopping
+        job.come_back(1)
+        assert job.state.phase is Phase.RESTARTING
+        job.silent.discard(0)
+        job.lose(1, clean=True)
+        job.obey(job.feed(messages.Swept(0, job.state.attempt, 0)))
+        while job.state.phase is Phase.RESTARTING:
+            job.obey(job.feed(unreachable(1)))
+            job.obey(job.tick())
+        assert (job.state.phase, job.state.members, job.state.attempt) == (Phase.RUNNING, (0,), number)
+    assert texts(job.come_back(1), "info") == ["b is back; it takes part from the next restart"]
+    job.lose(1, clean=True)
+    job.now += 3600.0
+    assert texts(job.come_back(1), "info")[0] == "b is back; restarting to include it"
 
 
 def test_grow_now_does_not_restart_ranks_that_are_finishing() -> None:

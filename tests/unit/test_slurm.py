@@ -251,6 +251,34 @@ def test_a_failed_rank_counts_although_the_others_succeed_while_slurm_is_asked()
     assert phase(job) is Phase.RESTARTING
 
 
+@pytest.mark.parametrize("rule", ["all", "any", "rank 0"])
+def test_ranks_that_exit_with_0_because_their_agents_were_stopped_are_no_success(rule: str) -> None:
+    """By a scancel of the step, for example, while Slurm is asked whether it ends the job."""
+    job = inside(SLURM_JOB, f"success: {rule}")
+    assert asks(job.feed(AgentLeaving(0, 15), AgentLeaving(1, 15)))
+    job.feed(*(exited(node, rank, 0, job.now)._replace(asked=True) for node in (0, 1) for rank in (0, 1)))
+    job.feed(CONTINUES)
+    assert (phase(job), cause(job)) == (
+        Phase.RESTARTING,
+        "a was lost: its agent was stopped by signal 15 (SIGTERM)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        (WarningReceived(0, 10), "Slurm job 17 received a warning signal"),
+        (Interrupted(15), "stopped by SIGTERM"),
+    ],
+)
+def test_a_signal_during_a_restart_makes_no_success_of_the_failed_attempt(told: Any, why: str) -> None:
+    job = inside(SLURM_JOB, "success: rank 0", "on_warning: USR1")
+    job.feed(exited(1, 1, 7, job.now))
+    job.feed(exited(0, 0, 0, job.now + 0.1)._replace(asked=True), told, CONTINUES)
+    assert (phase(job), job.state.outcome) == (Phase.STOPPING, 143)
+    assert cause(job).startswith(why)
+
+
 def test_a_second_signal_kills_although_slurm_has_not_answered() -> None:
     job = inside(SLURM_JOB)
     assert asks(job.feed(Interrupted(15)))

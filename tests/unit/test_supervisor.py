@@ -1324,6 +1324,25 @@ def test_does_not_wait_for_ever_for_ranks_to_die_of_their_dumps() -> None:
     assert words.startswith("rank 0 (a), rank 1 (a) stalled for")
 
 
+def test_ranks_that_die_of_their_dump_are_no_ranks_that_resumed() -> None:
+    """Others have left before they could die of theirs; then a node looks for stalled ranks again."""
+    job = stalled("stop", RanksStalled(0, (0, 1)), RanksStalled(1, (0, 1)))
+    job.tick()
+    dumped = aborted(0), aborted(1, '/j/t.py", line 3 in step')
+    assert job.feed(*dumped, victim(2, 0.1), victim(3, 0.2)) == []
+    words = "rank 1 (a) stalled for 10 min in step (t.py:3); ranks 2-3 are waiting in a collective"
+    assert texts(job.feed(RanksStalled(0, ()))) == [words]
+    assert job.state.phase is Phase.STOPPING
+
+
+def test_the_stack_of_which_a_rank_died_is_kept_when_its_node_looks_again() -> None:
+    job = stalled("stop", RanksStalled(0, (0, 1)), RanksStalled(1, (0,)))
+    job.tick()
+    job.feed(aborted(1, '/j/t.py", line 3 in step'), RanksStalled(0, (0,)))
+    job.feed(stack(0, *IN_COLLECTIVE), stack(2, *IN_COLLECTIVE))
+    assert "rank 1 (a) stalled for 10 min in step (t.py:3)" in texts(job.tick(), "error")[0]
+
+
 STALLED_1 = (Exit.TIMEOUT, 1, 0)
 
 
