@@ -95,15 +95,17 @@ def _unlisted_words(cause: Cause, limit: Restarts) -> str:
 
 def is_excluded(state: State) -> bool:
     """Return whether no attempt may follow the failure that ends the job, regardless of their number."""
-    verdict, started_at, earlier = state.verdict, state.started_at, state.restarts
-    if not (verdict and verdict.cause and verdict.cause.kind):
-        return False
-    if len(earlier) > state.attempt:  # the job ended during the restart
-        failures = (*earlier[:-1], earlier[-1]._replace(cause=verdict.cause))
-    else:
-        lived_s = verdict.at - (verdict.at if started_at is None else started_at)
-        failures = (*earlier, Restart(verdict.at, Why.FAILURE, verdict.cause, lived_s))
-    return bool(_excluded_words(state, failures))
+    failed = state.verdict and state.verdict.cause and state.verdict.cause.kind
+    return bool(failed and _excluded_words(state, (*state.restarts[: state.attempt], _last_failure(state))))
+
+
+def _last_failure(state: State) -> Restart:
+    """Return the failure that ends the job as if a restart had followed."""
+    assert state.verdict and state.verdict.cause
+    if len(state.restarts) > state.attempt:  # the job ended during the restart
+        return state.restarts[-1]._replace(cause=state.verdict.cause)
+    at, started_at = state.verdict.at, state.started_at
+    return Restart(at, Why.FAILURE, state.verdict.cause, 0.0 if started_at is None else at - started_at)
 
 
 def _repeated_words(state: State, failures: tuple[Restart, ...]) -> str:
@@ -134,12 +136,12 @@ def early_exception(state: State) -> str:
     """
     if not state.verdict or not state.verdict.cause or not state.verdict.cause.raised:
         return ""
-    lived_s = state.verdict.at - (state.started_at or state.verdict.at)
-    if state.spec.restarts.repeat or lived_s >= HEALTHY_S:
+    last = _last_failure(state)
+    if state.spec.restarts.repeat or last.lived_s >= HEALTHY_S:
         return ""
     import hashlib  # loads OpenSSL, and few jobs are requeued
 
-    return hashlib.sha256(repr(state.verdict.cause.raised).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(last.cause.raised).encode()).hexdigest()[:16]
 
 
 def _used_up_words(state: State) -> str:
