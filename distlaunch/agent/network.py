@@ -177,6 +177,14 @@ def _listeners(port: int) -> dict[int, int]:
 # Routes and interfaces
 
 
+def is_address(host: str) -> bool:
+    """Return whether `host` is an IP address rather than a name."""
+    try:
+        return bool(socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST))
+    except (OSError, UnicodeError):
+        return False
+
+
 def route(node: int, host: str) -> RouteFound | RouteFailed:
     """Find the route to `host`, to answer `FindRoute`."""
     try:

@@ -82,9 +82,9 @@ class Poller:
         late_s = self._polled_at - since - (wait_s or 0.0)
         self.was_suspended = wait_s is not None and late_s > STEP_S
         before = {**self._deadlines} if self.was_suspended else {}
-        for fd, _ in ready:
-            react = self._handlers.get(fd)  # an earlier handler of this turn may have closed it
-            if react:
+        for fd, react in [(fd, self._handlers.get(fd)) for fd, _ in ready]:
+            # An earlier handler of this turn may have closed it, and even opened another with this number.
+            if react and self._handlers.get(fd) == react:
                 react()
         for name, known in before.items():
             if known[2] and self._deadlines.get(name) is known:  # the handlers had their say

@@ -33,8 +33,11 @@ REAP_INTERVAL_S = 0.05
 """Seconds between checks for killed processes that aren't children, since no signal announces their exit."""
 _LEAVING = "-leaving"
 """Suffix of the run ID in the claim of an agent that is stopping its workers, without a controller."""
-FLUSH_S = 15.0
-"""Seconds without progress after which the remaining output is discarded, once everything is swept."""
+FLUSH_S = 45.0
+"""Seconds without progress after which the remaining output is discarded, once everything is swept.
+
+Longer than the controller waits (`supervisor.stopping.DRAIN_S`), which reports that output is missing.
+"""
 REQUEST_S = 5.0
 """Maximum seconds for which an agent that was stopped waits for the request for files to collect."""
 _READ = 1 << 18
@@ -263,6 +266,8 @@ class Agent:
 
     def _lose_link(self) -> None:
         """Stop the workers and leave, because the controller is gone."""
+        if self._outbox and self._leaving and self._status == wire.CLEAN:
+            self._status = wire.UNSENT
         self._link_lost, self._expects_request = True, False
         self._poller.forget(self._link_in)
         self._poller.forget(self._link_out)
@@ -349,6 +354,8 @@ class Agent:
         self._outbox.report(messages.PortRefused(self._node, error.strerror or str(error), holders))
 
     def _on_route(self, command: messages.FindRoute) -> None:
+        if not network.is_address(command.address):
+            self._flush()  # the hello must not wait for a name server
         found = network.route(self._node, command.address)
         if command.needs is None or isinstance(found, messages.RouteFailed):
             self._outbox.report(found)

@@ -81,11 +81,12 @@ STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 """Signals that stop an agent."""
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are termination warnings, for an agent or for the controller."""
-CLEAN, LEFT_EARLY, AGENT_DIED, NOT_CLEAN = 0, 1, 70, 71
+CLEAN, LEFT_EARLY, AGENT_DIED, NOT_CLEAN, UNSENT = 0, 72, 70, 71, 73
 """Exit statuses on the node.
 
 In order, they mean: the controller closed the agent; the agent left early; the agent was killed, but the
-guardian has swept; processes remain after the sweep. The node is clean after all of them except the last.
+guardian has swept; processes remain after the sweep; the agent was closed, but had to discard output. No
+transport uses the nonzero ones for failures of its own.
 """
 
 LEASE_S = 30.0

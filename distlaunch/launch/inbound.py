@@ -34,6 +34,9 @@ MOST_STRANGERS = 256
 MOST_NAMED, MAX_WORDS = 20, 500
 """Maximum number of messages about connections, and characters of a text from a launcher."""
 BACKLOG = 1024
+TURN_S = 0.5
+"""Seconds after which a turn leaves the rest to the next one. If munged hangs, each proof takes seconds, and
+the run's heartbeats are due."""
 
 
 class JoinedLink(Link):
@@ -186,11 +189,14 @@ class InboundListener:
 
     def turn(self) -> None:
         """Handle the events that have occurred, without waiting."""
+        until = time.monotonic() + TURN_S
         for key, _ in self._selector.select(0):
             if key.fileobj is self._listener:
                 self._accept()
             elif key.data in self._visitors:
                 self._hear(key.data)
+            if time.monotonic() > until:
+                break
         silent, overdue = self._strangers, time.monotonic() - HELLO_S
         for i, visitor in enumerate(silent):
             if visitor.began < overdue or i < len(silent) - MOST_STRANGERS:

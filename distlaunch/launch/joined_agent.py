@@ -120,7 +120,8 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
         exit_after(lambda: _be_agent(seat, part, directory, above, own_first))
     status = guardian.watch(agent, link, {signum: _FIRST + signum for signum in signums})
     directory.remove_left()
-    ended = wire.NOT_CLEAN if status.unswept else wire.AGENT_DIED if status.killed else wire.LEFT_EARLY
+    left = wire.UNSENT if status.exited == wire.UNSENT else wire.LEFT_EARLY
+    ended = wire.NOT_CLEAN if status.unswept else wire.AGENT_DIED if status.killed else left
     _report_end(seat, ended, status.killed)
     if own_first:
         _await_exit(seat.connection, signums)

@@ -30,7 +30,7 @@ class Link:
     The opening in `streams` is sent when the node's shell answers, or immediately if the transport is direct.
     `boot` is called while an interpreter starts on the node. With a direct transport, its result waits for a
     `flush`, and can be sent together with the first commands. `pulling` is set while an image is being
-    pulled.
+    pulled. `former` contains the nodes that were dropped while the link went on serving others.
     """
 
     def __init__(self, transport: Transport, process: Child, streams: Streams, boot: Boot) -> None:
@@ -45,6 +45,7 @@ class Link:
         self._behind_boot = b""  # commands sent before the modules
         self._protocol_error = ""
         self.at_end = self.pulling = False
+        self.former: set[int] = set()
         self._pidfd = -1
         if transport.direct:
             self._open(streams.without_marker())
@@ -191,21 +192,22 @@ class Link:
             self._process.kill()
 
     def close(self) -> None:
-        """Close the pipes. Reap the process if it has been killed or has exited."""
+        """Close the pipes. Reap the process if it has exited."""
         self._process.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
-        if self.patience_s:
-            self._process.poll()  # init later reaps a guardian that is still sweeping
-        else:
-            self._process.wait()
+        self._process.poll()  # init later reaps a guardian that is still sweeping
 
     def kill_at(self, deadline: float) -> None:
-        """Wait until `deadline` (monotonic seconds) for a stopped process to exit, then kill it."""
+        """Wait until `deadline` (monotonic seconds) for a stopped process to exit, then kill it.
+
+        One that waits for a disk or a file system that doesn't answer may not die of it.
+        """
         if not self._ends_within(max(0.0, deadline - time.monotonic())):
             self.kill()
-        self._process.wait()
+            self._ends_within(EXIT_S)
+        self._process.poll()
 
 
 class Links:
@@ -326,13 +328,14 @@ class Links:
             return
         self._nodes[link].discard(node)
         if self._nodes[link]:
+            link.former.add(node)
             return
         del self._nodes[link]
         for fd in link.descriptors:
             self.unwatch(fd)
         way(link)
         link.close()
-        if 0.0 < link.patience_s < math.inf and not link.has_ended:  # `turn` kills it if it doesn't exit
+        if link.patience_s < math.inf and not link.has_ended:  # `turn` kills it if it doesn't exit
             self._stopping[link] = time.monotonic() + link.patience_s
 
     def unwatch(self, fd: int) -> None:
@@ -390,10 +393,9 @@ class Links:
 
         `on_frame` may raise it, too.
         """
-        serving = self._links.get(frame.node)
-        if serving is None and len(self._nodes.get(link, ())) != 1:
-            return  # from a node that shared this link, and was dropped
-        if serving is not link:
+        if self._links.get(frame.node) is not link:
+            if frame.node in link.former:
+                return  # its agent isn't needed any more, or another one has its place
             raise wire.ProtocolError(f"a frame for node {frame.node} came on another node's link")
         self._answered.add(frame.node)
         self._on_frame(frame)

@@ -107,6 +107,11 @@ class Peer(Child):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.stdout)) as sock:
             sock.shutdown(socket.SHUT_RDWR)
 
+    def close(self) -> None:
+        """Close the connection, which then counts as ended."""
+        super().close()
+        self.status = self.status or 0
+
     def _reap(self, options: int) -> int | None:
         return self.status
 

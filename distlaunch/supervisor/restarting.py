@@ -101,7 +101,8 @@ def is_excluded(state: State) -> bool:
 
 def _last_failure(state: State) -> Restart:
     """Return the failure that ends the job as if a restart had followed."""
-    assert state.verdict and state.verdict.cause
+    assert state.verdict
+    assert state.verdict.cause
     if len(state.restarts) > state.attempt:  # the job ended during the restart
         return state.restarts[-1]._replace(cause=state.verdict.cause)
     at, started_at = state.verdict.at, state.started_at

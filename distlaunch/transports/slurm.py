@@ -104,7 +104,7 @@ class SlurmStep(Transport):
         failure = classify(relevant, _BY_SRUN, _SRUN_FAILED, "srun on this machine")
         if failure.kind is Kind.LOST and re.search(_NODE_FAILED, end.stderr):
             failure = failure._replace(kind=Kind.NODE_DOWN)
-        return failure._replace(clean=failure.clean and _swept(end))
+        return failure._replace(clean=failure.clean and not re.search(_BROKEN, end.stderr))
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
         """Return advice, with a command to paste if there is one."""
@@ -126,7 +126,7 @@ def _passes(name: str) -> bool:
 
 
 _SRUN_FAILED = 1
-"""Exit status of srun's own failures. A task can exit with the same status."""
+"""Exit status of srun's own failures."""
 
 _NODE_FAILED = "[Nn]ode failure"
 # From the output of Slurm 22.05 and the messages in its source code.
@@ -159,15 +159,6 @@ def _telling(end: ProcessEnd) -> str:
 
 def _without(pattern: str, relevant: Sequence[str]) -> list[str]:
     return [line for line in relevant if not re.search(pattern, line)]
-
-
-def _swept(end: ProcessEnd) -> bool:
-    """Return whether the status is from a guardian that left no process behind, not from a failure of srun.
-
-    Both statuses can be 1."""
-    if re.search(_BROKEN, end.stderr):
-        return False
-    return end.status == 0 or bool(re.search(_TASK_ENDED, end.stderr))
 
 
 NODE_VARIABLE = "SLURMD_NODENAME"

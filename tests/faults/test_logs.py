@@ -387,6 +387,43 @@ def test_everything_moves_with_a_run_directory_that_is_renamed(tmp_path: Path, g
     assert not (tmp_path / "project/runs").exists()
 
 
+STANDS_STILL = """
+import os, subprocess, sys, threading, time
+agent = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+def commands():
+    while data := os.read(0, 1 << 16):
+        agent.stdin.write(data)
+        agent.stdin.flush()
+    agent.stdin.close()
+
+threading.Thread(target=commands, daemon=True).start()
+carried, limit = 0, 6 << 20
+while data := os.read(agent.stdout.fileno(), 1 << 16):
+    while data:
+        carried += (written := os.write(1, data))
+        data = data[written:]
+    time.sleep(0.02)
+    if carried > limit:
+        limit = float("inf")
+        time.sleep(20)
+os._exit(agent.wait())
+"""
+
+
+def test_a_connection_that_stands_still_while_the_rest_is_delivered_loses_nothing(tmp_path: Path) -> None:
+    """For less time than the controller waits for it, 30 s."""
+    relay = tmp_path / "relay.py"
+    relay.write_text(STANDS_STILL)
+    far = {"nodes": ["far"], "launcher": {"command": [sys.executable, str(relay)]}}
+    prints = "import sys\nfor i in range(20_000):\n    sys.stdout.write(f'{i:999}\\n')\n"
+    keys = {"python": sys.executable, "rendezvous": "none", "logs": {"console": "none"}, **far}
+    keys["timeouts"] = {"lease": "60s"}
+    distlaunch("run", str(here(tmp_path, prints, **keys)), status=0)
+    (log,) = tmp_path.glob("runs/*/rank0.out")
+    assert log.stat().st_size == 20_000 * 1000
+
+
 def test_a_suspended_process_does_not_take_its_disk_for_a_slow_one() -> None:
     script = (
         "from distlaunch.observers.outlet import Backlog; import os\n"

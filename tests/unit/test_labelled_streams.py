@@ -1,14 +1,20 @@
 """The streams of several nodes in one srun --label: frames, last output, and srun's own messages."""
 
+import socket
+from contextlib import ExitStack
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.agent import wire
 from distlaunch.agent.wire import HELLO_PREFIX, READY_MARKER, Frame, encode
+from distlaunch.launch.link import Link, Links
+from distlaunch.launch.process import Peer
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.handshake import NodeGone
 from distlaunch.transports.slurm import LabeledStreams, SlurmStep
+from distlaunch.transports.transport import Joined
 from tests.unit.samples import bounded
 from tests.unit.test_wire import cuts, slices
 
@@ -108,3 +114,33 @@ def test_a_group_is_one_step_on_all_its_hosts() -> None:
     argv = STEP.group_argv(HOSTS)
     assert {"--nodelist=a1,a2,b1", "--nodes=3", "--ntasks=3", "--label", "--no-kill"} <= set(argv)
     assert "--unbuffered" not in argv
+
+
+def test_what_a_dropped_node_still_sends_does_not_end_the_link_of_the_others() -> None:
+    """Its agent answers heartbeats that waited while it was frozen, and another one has its place by now."""
+    came, ended = list[int](), list[int]()
+    links = Links(lambda frame: came.append(frame.node), lambda node, failure: ended.append(node))
+
+    def turn() -> None:
+        for _ in range(4):  # what was sent over loopback has arrived
+            links.turn(0.1)
+
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        first, second = (
+            stack.enter_context(socket.create_connection(server.getsockname())) for _ in range(2)
+        )
+        by = Joined("a1")  # sockets instead of srun
+        shared, own = (Link(by, Peer(server.accept()[0]), streams(0, 1, 2), lambda: b"") for _ in range(2))
+        for node in INDICES:
+            links.add(node, shared)
+        links.give_up(4, "no heartbeat")
+        links.add(4, own)
+        for label, node in enumerate(INDICES):
+            first.sendall(labeled(label, wire.as_lines(encode(node, 0, 0, b"late"))))
+        turn()
+        assert (came, ended, links.present) == ([5, 7], [4], [4, 5, 7])
+        second.sendall(labeled(1, wire.as_lines(encode(5, 0, 0, b"forged"))))
+        turn()
+        assert (came, ended) == ([5, 7], [4, 4]), "a node that never had this link may not use it"
+        links.close()

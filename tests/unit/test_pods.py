@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
+from distlaunch.agent.wire import LEFT_EARLY, UNSENT
 from distlaunch.errors import JobError, UsageError
 from distlaunch.job.build import build_spec
 from distlaunch.job.nodes import Surroundings
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.yaml_document import parse
 from distlaunch.kubernetes.pods import Kubectl, exec_words, pods_argv, pods_listed, reach_pod
-from distlaunch.transports.failure import Kind, ProcessEnd
+from distlaunch.schedulers.grid_engine import Qrsh
+from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
+from distlaunch.transports.transport import Command
 
 
 def pod(name: str, address: str, **changes: Any) -> dict[str, Any]:
@@ -129,3 +132,19 @@ def test_refuses_a_job_that_cannot_have_pods(text: str, told: str) -> None:
 def test_understands_kubectl_errors(kind: Kind, words: str) -> None:
     reach = job(f"launcher: kubernetes{SELECTED}").nodes[0].reach
     assert reach.failure(ProcessEnd(words, status=1)).kind is kind
+
+
+@pytest.mark.parametrize("reach", ["kubernetes", "command", "qrsh"])
+def test_a_command_that_fails_by_itself_says_nothing_of_the_ranks_on_its_node(reach: str) -> None:
+    """Many exit with status 1. The next attempt has to wait for the ranks of the last one."""
+    known = job(f"launcher: kubernetes{SELECTED}").nodes[0].reach
+    way = {"kubernetes": known, "command": Command("a", ("tsh",)), "qrsh": Qrsh("a", ("qrsh",))}[reach]
+    broken = way.failure(ProcessEnd("error: unexpected EOF", booted=True, status=1))
+    assert (broken.kind, broken.clean) == (Kind.LOST, False)
+    assert way.failure(ProcessEnd("", booted=True, status=LEFT_EARLY)).clean
+
+
+def test_says_that_an_agent_could_not_send_everything() -> None:
+    failure = Command("a", ("tsh",)).failure(ProcessEnd("", booted=True, status=UNSENT))
+    words = "its agent could not send all output, since the connection stood still"
+    assert failure == LinkFailure(Kind.LOST, words)

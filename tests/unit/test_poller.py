@@ -1,5 +1,6 @@
 """Deadlines of an agent's event loop, by a clock that the test sets."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -33,3 +34,24 @@ def test_a_suspension_moves_the_deadlines_that_leave_it_out(
     while len(called) < 3:
         loop.turn()
     assert called[2] == ("grace 11" if place == "in a handler" else f"grace {11 - STEP_S:.0f}")
+
+
+def test_an_event_of_a_closed_descriptor_is_not_taken_for_one_of_the_next_with_its_number() -> None:
+    loop, called = Poller(), list[str]()
+    (first, first_in), (second, second_in) = os.pipe(), os.pipe()
+
+    def replace() -> None:
+        loop.forget(first)
+        loop.forget(second)
+        os.dup2(quiet, second)
+        loop.watch(second, lambda: called.append("the next"))
+
+    quiet, quiet_in = os.pipe()
+    loop.watch(first, replace)
+    loop.watch(second, lambda: called.append("the closed one"))
+    for end in (first_in, second_in):
+        os.write(end, b"x")
+    loop.turn()
+    assert called == []
+    for fd in (first, first_in, second, second_in, quiet, quiet_in):
+        os.close(fd)

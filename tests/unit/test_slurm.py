@@ -106,9 +106,8 @@ NO_STEP = "srun: error: Unable to create step for job 2: Requested node configur
 
 SRUN_ENDS = [
     (ProcessEnd(f"{CHATTER}{ENDED} 70\n", True, AGENT_DIED), (Kind.LOST, "", True)),
-    (ProcessEnd(f"{ENDED} 1\n", True, LEFT_EARLY), (Kind.LOST, "", True)),
+    (ProcessEnd(f"{ENDED} 72\n", True, LEFT_EARLY), (Kind.LOST, "", True)),
     (ProcessEnd(CHATTER, True, CLEAN), (Kind.LOST, "", True)),
-    # srun's own failure has the status of an agent that left early.
     (ProcessEnd(REFUSED, True, 1), (Kind.LOST, REFUSED, False)),
     (ProcessEnd(FORCED, True, 0), (Kind.LOST, FORCED, False)),
     (ProcessEnd(f"{KILLED}\n{FORCED}", True, 137), (Kind.LOST, KILLED, False)),
