@@ -158,10 +158,13 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
     return state, () if told else (_awaiting(state, node, cause),)
 
 
-def _connects_again(state: State, now: float) -> bool:
-    """Return whether to connect again to a node lost while others connect. Nothing has started yet."""
+def _connects_again(state: State, now: float, elastic: bool = False) -> bool:
+    """Return whether to connect again to a node lost while others connect. Nothing has started yet.
+
+    An `elastic` job does so only if too few nodes are left.
+    """
     in_time = now < state.began_at + state.spec.limits.connect_s
-    return state.spec.takes_nodes_back and not state.spec.elastic and in_time and not state.asked
+    return state.spec.takes_nodes_back and state.spec.elastic == elastic and in_time and not state.asked
 
 
 def _with_rejoin(state: State) -> State:
@@ -430,19 +433,44 @@ def begin_when_connected(state: State, now: float) -> Step:
         return state, ()
     found = choose_members(state)
     if len(found) < state.spec.fewest:
-        if any(isinstance(node, Leaving) for node in state.nodes):
-            return state, ()  # wait until its link has ended, which is why there are too few
-        lost_nodes = [i for i, node in enumerate(state.nodes) if is_missing(node)]
-        if lost_nodes and not any(isinstance(node, Unusable) for node in state.nodes):
-            waits = returning(state) and state.due_at(Timer.REJOIN) is not None
-            return state, () if waits else (_not_back(state, lost_nodes[0], now),)
-        return state, (_too_few(state, now),)
+        return _with_too_few(state, len(found), now)
     state = _with_retries(state.without_timers(Timer.REJOIN), now)
     state, todo = preparing.prepare(state, found, now)
     if missing := [state.label(i) for i in range(len(state.spec.nodes)) if i not in found]:
         text = f"starting on {counted(len(found), 'node')}, without {listed(missing)}"
         todo = (ShowMessage("warning", text), *todo)
     return state, todo
+
+
+def _with_too_few(state: State, found: int, now: float) -> Step:
+    """Wait for nodes that were lost while others connected, or end the job."""
+    if any(isinstance(node, Leaving) for node in state.nodes):
+        return state, ()  # wait until its link has ended, which is why there are too few
+    if again := _broken(state) if _connects_again(state, now, elastic=True) else []:
+        return _reconnect(state, again, now)
+    lost_nodes = [i for i, node in enumerate(state.nodes) if is_missing(node)]
+    waits = returning(state) and state.due_at(Timer.REJOIN) is not None
+    if waits and found + len(lost_nodes) >= state.spec.fewest:
+        return state, ()
+    if lost_nodes and not any(isinstance(node, Unusable) for node in state.nodes):
+        return state, (_not_back(state, lost_nodes[0], now),)
+    return state, (_too_few(state, now),)
+
+
+def _broken(state: State) -> list[int]:
+    """Return the nodes whose connection was lost before the job began, except launchers: they come back."""
+    lost_nodes = [(i, failure_of(node)) for i, node in enumerate(state.nodes) if isinstance(node, Unusable)]
+    joined = [i for i, each in enumerate(state.spec.pool) if isinstance(each.reach, Joined)]
+    return [i for i, failure in lost_nodes if failure and failure.kind is Kind.LOST and i not in joined]
+
+
+def _reconnect(state: State, again: list[int], now: float) -> Step:
+    """Wait for nodes that were lost before the job began, because it can't begin without them."""
+    state = _with_rejoin(state)
+    for node in again:
+        state = reconnect_later(state, node, Retrying(1, failure_of(state.nodes[node])), now)
+    names = listed([state.label(node) for node in again])
+    return state, (ShowMessage("warning", f"too few nodes are left; waiting for {names} to reconnect"),)
 
 
 def _not_back(state: State, node: int, now: float) -> JobOver:
@@ -454,7 +482,7 @@ def _not_back(state: State, node: int, now: float) -> JobOver:
 
 
 def _too_few(state: State, now: float) -> JobOver:
-    unusable = [i for i, node in enumerate(state.nodes) if isinstance(node, Unusable)]
+    unusable = [i for i, node in enumerate(state.nodes) if isinstance(node, Unusable) or is_missing(node)]
     names = listed([state.label(i) for i in unusable])
     kinds = {failure.kind.value for i in unusable if (failure := failure_of(state.nodes[i]))}
     why = "".join(f"{kind}: " for kind in kinds) if len(kinds) == 1 else ""

@@ -610,7 +610,7 @@ def test_another_launcher_may_join_an_elastic_job_at_once_that_started_without_a
 
 
 def test_nodes_that_leave_while_others_connect_are_missing_once_their_links_have_ended() -> None:
-    job = Job(text_of("[a, b, c]", "min_nodes: 2"))
+    job = Job(text_of("[a, b, c]", "min_nodes: 2", restarts="restarts: 0"))
     job.feed(up(0), up(1), *(messages.AgentLeaving(node, signal.SIGTERM) for node in (0, 1)), up(2))
     assert job.state.phase is Phase.CONNECTING
     assert "2 of 3 nodes can't be used (a, b)" in texts(job.feed(lost(0), lost(1)), "error")[-1]
@@ -751,6 +751,30 @@ def test_a_job_with_restarts_connects_again_to_a_node_lost_while_it_connects(
         assert job.tick() == [Connect(1)]
         job.obey(job.feed(up(1)))
         assert not job.state.restarts
+
+
+def test_an_elastic_job_connects_again_to_lost_nodes_if_it_cannot_begin_without_them() -> None:
+    job = Job(text_of("[a, b, c]", "min_nodes: 2"))
+    job.obey(job.feed(up(0), up(1), lost(0), lost(1)))
+    assert job.state.phase is Phase.CONNECTING
+    said = texts(job.obey(job.feed(unreachable(2))), "warning")
+    assert said == ["too few nodes are left; waiting for a, b to reconnect"]
+    job.go_on()
+    assert (job.state.phase, job.state.members, job.state.restarts) == (Phase.RUNNING, (0, 1), ())
+
+
+def test_an_elastic_job_ends_if_too_few_nodes_reconnect_in_time() -> None:
+    job = Job(text_of("[a, b, c]", "min_nodes: 2"))
+    job.silent |= {0, 1}
+    job.feed(up(0), up(1), lost(0), lost(1), unreachable(2))
+    while job.state.phase is Phase.CONNECTING:
+        job.tick()
+        job.feed(*(unreachable(node) for node in (0, 1)))
+    assert job.now == job.state.began_at + CONNECT_S
+    assert (
+        texts(job.actions, "error")[-1]
+        == "unreachable: 3 of 3 nodes can't be used (a, b, c); nothing was started"
+    )
 
 
 def test_a_connection_that_always_breaks_ends_the_job_with_its_reason() -> None:
