@@ -49,7 +49,7 @@ def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
         from distlaunch.agent import serve  # after the fork, to keep the guardian small
 
         serve.main(nonce, node, directory, alone)
-    ended = watch(agent)
+    ended = watch(agent, directory)
     if ended.killed:
         wire.say_last(2, b"%s\n" % ended.killed.encode())
     status = wire.NOT_CLEAN if ended.unswept else wire.AGENT_DIED if ended.killed else ended.exited
@@ -75,13 +75,16 @@ class Ended(Frozen):
         return "its agent was killed by signal %d%s" % (-self.exited, name) if self.exited < 0 else ""
 
 
-def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) -> Ended:
+def watch(
+    agent: int, directory: scratch.Directory, link: int = 0, passed_on: dict[int, int] | None = None
+) -> Ended:
     """Wait until the agent has exited, then sweep.
 
-    After a stop signal, ensure that the agent exits even if it is stuck. `link` is the descriptor of the
-    link's input. `passed_on` maps blocked signals of this process to the signals that the agent is sent
-    instead. Without `passed_on`, a stop signal stops the agent. A launcher that joined also calls this, with
-    its connection as `link` (`launch.joined_agent`).
+    After a stop signal, or the end of the link, ensure that the agent exits even if it is stuck, for example
+    in the driver of a faulty GPU: the job's next attempt doesn't wait longer for its ranks. `link` is the
+    descriptor of the link's input. `passed_on` maps blocked signals of this process to the signals that the
+    agent is sent instead. Without `passed_on`, a stop signal stops the agent. A launcher that joined also
+    calls this, with its connection as `link` (`launch.joined_agent`).
     """
     status: int | None = None
     deadline: float | None = None
@@ -94,7 +97,8 @@ def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) ->
         # If this process is suspended and resumed during the wait, the signal is 0, not None (CPython 3.11).
         signum = 0 if received is None else received.si_signo
         if deadline is None and (signum in stops or _hung_up(link)):
-            deadline = time.monotonic() + STOP_S
+            limit_s = STOP_S if signum in stops else min(STOP_S, directory.agents_limit_s())
+            deadline = time.monotonic() + limit_s
             if not passed_on:
                 os.kill(agent, signum if signum in stops else signal.SIGTERM)
             os.kill(agent, signal.SIGCONT)  # SIGTERM stays pending in a suspended process

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import struct
 import zlib
 from collections.abc import Iterable, Iterator
 
@@ -49,12 +50,16 @@ class Directory:
 
     The object is constructed before the agent is forked. Before the agent creates the directory, it sends the
     path to the guardian through a pipe. If the agent is killed, the guardian can then delete the directory.
+    Through another pipe, it tells the guardian how long it may take to exit.
     """
 
     def __init__(self) -> None:
         self._name = _prefix() + os.urandom(8).hex()
         self._paths_read, self._paths_write = os.pipe()
-        os.set_blocking(self._paths_read, False)
+        self._limits_read, self._limits_write = os.pipe()
+        for pipe in (self._paths_read, self._limits_read):
+            os.set_blocking(pipe, False)
+        self._limit_s = 0.0
         self._announced: set[str] = set()
         self.path = ""  # until `make` has created it
         self.places = places()
@@ -86,6 +91,19 @@ class Directory:
                 remove(path + _NEW)
                 refused[place] = str(error.strerror)
         raise NoPlaceError(no_place(refused))
+
+    def limit_agent(self, limit_s: float) -> None:
+        """Tell the guardian how long the agent may take to exit once the link has been closed."""
+        if limit_s != self._limit_s:  # otherwise the pipe would fill up eventually
+            self._limit_s = limit_s
+            os.write(self._limits_write, struct.pack("d", limit_s))
+
+    def agents_limit_s(self) -> float:
+        """Return the last limit that the agent has told, or infinity. Called by the guardian, once."""
+        try:
+            return float(struct.unpack("d", os.read(self._limits_read, 1 << 16)[-8:])[0])
+        except BlockingIOError:
+            return float("inf")
 
     def write(self, name: str, text: str) -> None:
         """Write a file into the directory atomically. Errors, such as a full disk, are ignored."""

@@ -370,6 +370,7 @@ class Agent:
         self._grace_s, self._lease_s, self._warning = command.grace_s, command.lease_s, command.warning
         self._collects = command.collects
         self._renew_lease()
+        self._directory.limit_agent(self._grace_s + self._lease_s)
         self._run_id = command.run_id
         self._claim = self._claim or self._claimed(command.run_id)
         self._workers.start(command)

@@ -118,7 +118,7 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     agent = os.fork()
     if agent == 0:
         exit_after(lambda: _be_agent(seat, part, directory, above, own_first))
-    status = guardian.watch(agent, link, {signum: _FIRST + signum for signum in signums})
+    status = guardian.watch(agent, directory, link, {signum: _FIRST + signum for signum in signums})
     directory.remove_left()
     left = wire.UNSENT if status.exited == wire.UNSENT else wire.LEFT_EARLY
     ended = wire.NOT_CLEAN if status.unswept else wire.AGENT_DIED if status.killed else left

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.agent import messages, procfs
-from distlaunch.agent.wire import READY_MARKER, encode_command
+from distlaunch.agent.wire import AGENT_DIED, READY_MARKER, encode_command
 from distlaunch.launch import process
 from distlaunch.launch.link import Link, Links
 from distlaunch.transports.failure import NO_PYTHON, TOO_OLD, Kind, LinkFailure, ProcessEnd
@@ -38,9 +38,11 @@ from tests.harness import (
     Going,
     children_of,
     completed,
+    descendants_of,
     distlaunch,
     kill,
     program,
+    wait_gone,
     wait_until,
 )
 from tests.process.commands import run_one
@@ -188,6 +190,40 @@ def test_a_leaving_agent_starts_no_workers(tmp_path: Path) -> None:
         if pid:
             with contextlib.suppress(ProcessLookupError):
                 kill(pid)
+
+
+HANGS = """
+import ctypes
+from distlaunch.agent import guardian, network
+
+def hang(*_):  # as in a driver: no signal handler of Python runs
+    lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    while True:
+        libc.pthread_mutex_lock(lock)
+
+network.route = hang
+guardian.main("n", 0)
+"""
+
+
+def test_the_guardian_ends_an_agent_that_hangs_once_its_grace_period_and_lease_are_over(
+    tmp_path: Path,
+) -> None:
+    worker = messages.WorkerSpec(0, ("sleep", "1000"), str(tmp_path), (), {}, {}, False, ())
+    start = messages.StartWorkers(0, "r", 1, 1, {}, (worker,))
+    agent = Going(tmp_path, [sys.executable, "-c", HANGS], stdin=subprocess.PIPE, cwd=ROOT)
+    link = agent.process.stdin
+    assert link is not None
+    try:
+        link.write(encode_command(0, messages.as_object(start)))
+        agent.wait_for('"WorkerStarted"')
+        below = descendants_of(agent.process.pid)
+        link.write(encode_command(0, messages.as_object(messages.FindRoute("far"))))
+        link.close()
+        wait_gone(below, PATIENCE_S)
+        assert agent.wait() == AGENT_DIED
+    finally:
+        agent.kill()
 
 
 def test_an_agent_that_is_suspended_before_it_has_started_is_killed(tmp_path: Path) -> None:
