@@ -30,6 +30,7 @@ from distlaunch.supervisor.nodes import (
     Leaving,
     Linked,
     emptied,
+    is_missing,
     is_usable,
     may_be_occupied,
     unfit_words,
@@ -307,7 +308,7 @@ def go_on_when_cleared(state: State, now: float) -> Step:
     if any(isinstance(node, Leaving) for node in state.nodes):
         return state, ()  # wait until its link has ended and the node can be connected again
     if state.due_at(Timer.REJOIN) is None or not returning(state):
-        return state, (_nobody_came(state, len(found)),)
+        return state, (_nobody_came(state, len(found), now),)
     return _waiting(state.without_timers(Timer.CLEAR), len(found), now)
 
 
@@ -348,9 +349,14 @@ def _left_words(state: State, found: int) -> str:
     return f"only {found} of {counted(state.spec.fewest, 'required node')} available"
 
 
-def _nobody_came(state: State, found: int) -> JobOver:
-    """End the job for lack of nodes, with the root cause of the last attempt."""
-    cause = state.restarts[-1].cause
+def _nobody_came(state: State, found: int, now: float) -> JobOver:
+    """End the job for lack of nodes. The root cause is that of the last attempt, or the loss of other nodes."""
+    cause, after = state.restarts[-1].cause, ""
+    gone = [index for index, node in enumerate(state.nodes) if is_missing(node)]
+    if gone and cause.node not in gone:
+        names, verb = listed([state.label(index) for index in gone]), "was" if len(gone) == 1 else "were"
+        text, after = f"{names} {verb} lost and did not return", f"; reason for the restart: {cause.text}"
+        cause = Cause(text, Exit.NODE_LOST, now, node=gone[0], kind="node_lost")
     waited = "" if returning(state) else "; no lost node can return"
     if state.due_at(Timer.REJOIN) is None:
         key = state.spec.key_words("timeouts.rejoin")
@@ -358,7 +364,7 @@ def _nobody_came(state: State, found: int) -> JobOver:
     for index, node in enumerate(state.nodes):
         unfit = unfit_words(node)
         waited += f"; {state.label(index)} can't be used: {unfit}" if unfit else ""
-    text = f"{cause.text}; {_left_words(state, found)}{waited}"
+    text = f"{cause.text}; {_left_words(state, found)}{waited}{after}"
     return JobOver(cause._replace(text=text))
 
 

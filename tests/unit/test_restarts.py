@@ -1092,6 +1092,17 @@ def test_waits_for_too_few_nodes_but_not_for_ever() -> None:
     assert (job.state.phase, job.blamed) == (Phase.DONE, (Exit.NODE_LOST, None, 1))
 
 
+def test_names_the_node_that_was_lost_during_a_restart_if_that_ends_the_job() -> None:
+    job = Job().to_running()
+    job.silent.add(1)
+    job.feed(exited(0, 1, 7, job.now), lost(1), messages.Swept(0, 0, 0))
+    job.stay_without(1)
+    left = "only 1 of 2 required nodes available after waiting 5 min (timeouts.rejoin)"
+    why = f"b was lost and did not return; {left}; reason for the restart: rank 1 (a) failed: exit status 7"
+    assert texts(job.actions, "error") == [why]
+    assert (job.state.phase, job.blamed) == (Phase.DONE, (Exit.NODE_LOST, None, 1))
+
+
 def test_retries_a_lost_node_ever_more_slowly() -> None:
     job = without_b()
     times = []
