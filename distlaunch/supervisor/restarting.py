@@ -350,7 +350,7 @@ def _left_words(state: State, found: int) -> str:
 
 
 def _nobody_came(state: State, found: int, now: float) -> JobOver:
-    """End the job for lack of nodes. The root cause is that of the last attempt, or the loss of other nodes."""
+    """End the job for lack of nodes. The root cause is the last attempt's, or the loss of other nodes."""
     cause, after = state.restarts[-1].cause, ""
     gone = [index for index, node in enumerate(state.nodes) if is_missing(node)]
     if gone and cause.node not in gone:
