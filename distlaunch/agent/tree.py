@@ -34,6 +34,7 @@ from functools import lru_cache
 
 from distlaunch.agent import messages
 from distlaunch.agent.frozen import Frozen
+from distlaunch.agent.locks import lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -303,7 +304,7 @@ class Store:
                 if not isinstance(error, OSError) or error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
                 yield from self._prove(entries, final)  # another agent was faster, if there are no locks
-        _locked(self._note, fcntl.LOCK_SH)
+        lock(self._note, fcntl.LOCK_SH)
 
     def _make(self, entries: list[Entry], new: str) -> Iterator[float | list[int]]:
         """Create the tree in the directory `new`, in steps like those of `lay_out`.
@@ -381,11 +382,10 @@ class Store:
         except OSError:
             return False
         with note:
-            lock = note.fileno()
-            if self._is_marked(run_id) or not _locked(lock, fcntl.LOCK_EX, if_unsupported=False):
+            if self._is_marked(run_id) or not lock(note.fileno(), fcntl.LOCK_EX):
                 return False
             listed = {entry.path: entry for entry in _noted(note.read())}
-            self._remove_listed(directory, listed, os.fstat(lock).st_mtime)
+            self._remove_listed(directory, listed, os.fstat(note.fileno()).st_mtime)
             _unlink(directory + ".tree")
         return os.path.lexists(directory)
 
@@ -567,22 +567,13 @@ def _noted(manifest: bytes) -> list[Entry]:
         return []
 
 
-def _locked(fd: int, how: int, if_unsupported: bool = True) -> bool:
-    """Try to lock a file without waiting. Return whether it is locked; `if_unsupported` without locks."""
-    try:
-        fcntl.flock(fd, how | fcntl.LOCK_NB)
-    except OSError as error:
-        return if_unsupported and error.errno not in (errno.EAGAIN, errno.EACCES)
-    return True
-
-
 def _is_in_use(mark: str, own: bool = False) -> bool:
     """Return whether an agent needs a mark, of this host if `own`. Remove the mark if none does."""
     try:
         with open(mark, "r+b") as file:  # NFS refuses exclusive locks on files open only for reading
             # A recent mark of another host isn't locked here, since that host may be about to lock it.
             unused = own or _age_s(mark) > STALE_S
-            if unused and _locked(file.fileno(), fcntl.LOCK_EX, if_unsupported=False):
+            if unused and lock(file.fileno(), fcntl.LOCK_EX):
                 _unlink(mark)
                 return False
             return True
@@ -596,7 +587,7 @@ def _claimed(path: str, *ways: int) -> int:
     The file is created if necessary. Another process may remove it before it is locked.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    if any(_locked(fd, how) for how in ways) and os.fstat(fd).st_nlink:
+    if any(lock(fd, how) is not False for how in ways) and os.fstat(fd).st_nlink:
         return fd
     os.close(fd)
     return -1

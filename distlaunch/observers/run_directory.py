@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.agent.locks import LOCK_S, lock
 from distlaunch.errors import reason
 from distlaunch.observers.outlet import CAPACITY, Backlog
 from distlaunch.supervisor.status import Status, document_of, status_of
@@ -369,12 +370,7 @@ class RunDirectory(LogWriter):
         self._base, self._dir_fd = "", os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         self._locked: list[int] = []
         # systemd-tmpfiles deletes old files from /tmp, but nothing below a locked directory.
-        self._lock(self._dir_fd)
-
-    @staticmethod
-    def _lock(fd: int) -> None:
-        with contextlib.suppress(OSError):  # not every file system supports locks
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        lock(self._dir_fd, fcntl.LOCK_EX, LOCK_S)
 
     def claim(self, status: Status) -> None:
         """Write the first status and lock it, and reserve room for the summary. Raises OSError.
@@ -384,7 +380,7 @@ class RunDirectory(LogWriter):
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         claim = os.open(os.path.join(self.path, STATUS), flags, 0o600)
         self._locked.append(claim)
-        self._lock(claim)
+        lock(claim, fcntl.LOCK_EX, LOCK_S)
         os.write(claim, status_bytes(status))
         with open(os.open(os.path.join(self.path, f"{SUMMARY}.new"), flags, 0o600), "wb") as file:
             file.write(bytes(RESERVED_BYTES))

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.agent.locks import LOCK_S, lock
 from distlaunch.errors import Exit, UsageError
 
 
@@ -146,9 +147,11 @@ def ticket_of(line: Mapping[str, Any]) -> Ticket | None:
 
 
 def forget(known: Iterable[str | Ticket]) -> None:
-    """Remove runs and submissions from the list. Raises OSError."""
+    """Remove runs and submissions from the list. Raises OSError, also if the list stays locked."""
     gone, path = set(known), index_path()
-    with _locked(path, 0) as fd:
+    with _opened_to_change(path, 0) as fd:
+        if lock(fd, fcntl.LOCK_EX, LOCK_S) is False:
+            raise BlockingIOError(errno.EAGAIN, "another process has locked it", path)
         text = os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
         kept = [line for line in _objects(text) if line.get("run", ticket_of(line)) not in gone]
         data = b"".join(map(_encoded, kept))
@@ -200,7 +203,8 @@ def _opened(path: str, flags: int) -> int:
 
 def append(path: str, line: Mapping[str, Any]) -> None:
     """Add a line to a file of JSON lines, if possible."""
-    with contextlib.suppress(OSError), _locked(path) as fd:
+    with contextlib.suppress(OSError), _opened_to_change(path, os.O_APPEND) as fd:
+        lock(fd, fcntl.LOCK_EX, LOCK_S)  # otherwise without it: `forget` may lose the line, but jobs go on
         os.write(fd, _encoded(line))
 
 
@@ -209,13 +213,11 @@ def _encoded(line: Mapping[str, Any]) -> bytes:
 
 
 @contextlib.contextmanager
-def _locked(path: str, flags: int = os.O_APPEND) -> Iterator[int]:
-    """Open a file for appending, or with other flags, while no other process changes it. Raises OSError."""
+def _opened_to_change(path: str, flags: int) -> Iterator[int]:
+    """Open a file, which is created if necessary with its directories. Raises OSError."""
     os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
     try:
-        with contextlib.suppress(OSError):  # not every file system supports locks
-            fcntl.flock(fd, fcntl.LOCK_EX)
         yield fd
     finally:
         os.close(fd)

@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.agent.locks import lock
 from distlaunch.agent.procfs import boot_id, pid_namespace, state
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.observers.run_directory import (
@@ -174,18 +175,9 @@ def _claimed(fd: int) -> tuple[dict[str, Any], bool | None, float]:
     since the epoch.
     """
     with open(fd, "rb", buffering=0) as file:
-        locked = _is_locked(fd)  # first, so that everything written before the end is read
+        free = lock(fd, fcntl.LOCK_SH)  # first, so that everything written before the end is read
         document = _parsed(file.read(1 << 16).partition(b"\n")[0])  # an earlier, longer document may follow
-        return document, locked, os.fstat(fd).st_mtime
-
-
-def _is_locked(fd: int) -> bool | None:
-    """Return whether a process has locked a file; None if the file system doesn't support locks."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return True if isinstance(error, BlockingIOError) else None
-    return False
+        return document, None if free is None else not free, os.fstat(fd).st_mtime
 
 
 def _parsed(data: bytes) -> dict[str, Any]:

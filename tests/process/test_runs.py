@@ -1,6 +1,7 @@
 """Detached runs: found, followed, stopped and deleted by other commands."""
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
@@ -783,6 +784,23 @@ def test_the_list_of_runs_is_only_a_hint(tmp_path: Path, known_runs: Path) -> No
     known_runs.parent.write_text("a file")
     ran(tmp_path, "run", "job.yaml", status=0)  # it can't be listed
     assert len(listed(tmp_path, "-a")) == 2
+
+
+def test_a_lock_of_the_list_that_is_never_released_delays_a_run_only_briefly(
+    tmp_path: Path, known_runs: Path
+) -> None:
+    """As that of a host that crashed, on NFS. Only `prune`, which would lose lines, leaves the list alone."""
+    known_runs.parent.mkdir(parents=True)
+    (tmp_path / "job.yaml").write_text(NOTHING)
+    with known_runs.open("w") as list_:
+        fcntl.flock(list_, fcntl.LOCK_EX)
+        with watching(tmp_path, "run", "job.yaml") as run:
+            assert run.wait(20.0) == 0
+        (there,) = json.loads(ran(tmp_path, "ps", "-a", "--json").stdout)
+        shutil.rmtree(tmp_path / "runs")
+        with pytest.raises(BlockingIOError):
+            forget([there["run"]])
+    assert f'"{there["run"]}"' in known_runs.read_text()
 
 
 # Deleting
