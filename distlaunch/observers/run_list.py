@@ -205,7 +205,9 @@ def append(path: str, line: Mapping[str, Any]) -> None:
     """Add a line to a file of JSON lines, if possible."""
     with contextlib.suppress(OSError), _opened_to_change(path, os.O_APPEND) as fd:
         lock(fd, fcntl.LOCK_EX, LOCK_S)  # otherwise without it: `forget` may lose the line, but jobs go on
-        os.write(fd, _encoded(line))
+        size = os.fstat(fd).st_size
+        is_torn = size and os.pread(fd, 1, size - 1) != b"\n"  # by a full disk; on NFS, no write shows it
+        os.write(fd, b"\n" * is_torn + _encoded(line))
 
 
 def _encoded(line: Mapping[str, Any]) -> bytes:

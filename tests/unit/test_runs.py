@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.errors import DistlaunchError
-from distlaunch.observers.run_list import Begun, starts_in
+from distlaunch.observers.run_list import Begun, append, lines_of, starts_in
 from distlaunch.runs.run import replace_older
 from distlaunch.runs.submissions import listing
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status, document_of
@@ -63,6 +63,16 @@ def test_a_run_of_a_requeued_job_continues_the_one_that_it_is(
     known = [Begun(run, "job", number, words) for run, number, words in earlier]
     known.append(Begun("x", "another", 0, args))
     assert [each.run for each in Begun("new", "job", starts, args).continued(known)] == runs
+
+
+def test_a_line_that_a_full_disk_has_torn_costs_no_later_one(tmp_path: Path) -> None:
+    path = str(tmp_path / "list")
+    append(path, {"run": "first"})
+    with longest_file(os.path.getsize(path) + 5):
+        append(path, {"run": "torn"})
+    for run in ("second", "third"):
+        append(path, {"run": run})
+    assert [line["run"] for line in lines_of(path)] == ["first", "second", "third"]
 
 
 def test_a_list_of_starts_may_lack_arguments(tmp_path: Path) -> None:
