@@ -1,6 +1,7 @@
 """Follows another process's run by its directory until the run ends or a signal arrives. Also stops runs."""
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -13,7 +14,7 @@ from distlaunch.errors import DistlaunchError
 from distlaunch.here import send_signal
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.recording import STDERR_BYTES, LastOutput
-from distlaunch.observers.run_directory import STOPPED, fd_of
+from distlaunch.observers.run_directory import FRESH_S, STOPPED, fd_of
 from distlaunch.plan.workers import destinations
 from distlaunch.runs.replay import Playback, typed
 from distlaunch.runs.run import Run, document_in, has_pid_here, living, remembered, run_in
@@ -49,13 +50,23 @@ def attend(
 
 
 def follow(run: Run, interrupts: Interrupts, playback: Playback | None = None) -> Run:
-    """Follow the run until it ends or a signal arrives. Return its state at that time."""
+    """Follow the run until it ends or a signal arrives. Return its state at that time.
+
+    If its controller's process can't be seen here, an active run must seem to be lost for FRESH_S: disks
+    hang, and clocks jump.
+    """
+    was_alive, lost_at = run.alive, math.inf
     while not interrupts.any():
         run = over(run)  # first, so that everything written before the end is read
         if playback:
             playback.catch_up()
-        if not run.alive:
-            break
+        if run.alive:
+            lost_at = math.inf
+        else:
+            lost_at = min(lost_at, time.monotonic())
+            is_unsure = run.status.state is RunState.LOST and not has_pid_here(run.status.controller)
+            if not (was_alive and is_unsure) or time.monotonic() - lost_at >= FRESH_S:
+                break
         pause(interrupts, LOOK_S)
     return run
 

@@ -133,6 +133,8 @@ def _run_of(directory: str, document: Mapping[str, Any], locked: bool | None, sa
         return None
     hidden = locked is None or not _is_here(status.controller)
     alive = locked or (hidden and not status.state.over and time.time() - saved < FRESH_S)
+    if locked is None and not (alive or status.state.over):  # its disk may be stuck
+        alive = living(status.run, status.controller.pid) is not None
     if not alive and not status.state.over:
         last = max(status.since, saved, heard(directory) or 0.0)  # its end, as far as is known
         status = _ended_unseen(directory, status._replace(since=last))

@@ -1,6 +1,7 @@
 """Detached runs: found, followed, stopped and deleted by other commands."""
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import json
@@ -23,7 +24,7 @@ from distlaunch.agent import procfs
 from distlaunch.cli.app import run_app
 from distlaunch.errors import DistlaunchError
 from distlaunch.observers.observer import Observer
-from distlaunch.observers.run_directory import INDEX_RECORD, RunDirectory
+from distlaunch.observers.run_directory import FRESH_S, INDEX_RECORD, RunDirectory
 from distlaunch.observers.run_list import forget, index_path, lines_of, note_begin, note_way, ways
 from distlaunch.runs import following, replay
 from distlaunch.runs.following import interrupt
@@ -231,6 +232,8 @@ def test_a_run_of_another_host_is_active_as_long_as_its_status_is_saved(tmp_path
     os.utime(copy.parent / "output.index", (0, last := round(time.time()) + 1))
     (far,) = listed(place, "-a")
     assert (far["state"], far["since"]) == ("LOST", last)
+    done = distlaunch("stop", str(copy.parent), env=env, status=69)  # which that is, only its host knows
+    assert "had already ended" not in done.stderr
     os.utime(real, (0, 0))
     wait_until(lambda: real.stat().st_mtime > 0, lambda: "never saved again")
     open_gate(gate)
@@ -884,6 +887,64 @@ def test_prune_accepts_that_another_one_deletes_the_same_run(
     assert run_app(["prune", str(tmp_path), "--older", "0s"]) == 0
     assert "deleted 1 run" in capfd.readouterr().err
     assert [*kept.iterdir()]
+
+
+def claimed(directory: RunDirectory, host: str) -> Run:
+    """A run that a process on that host controls."""
+    place = ControllerProcess(host, os.getpid(), procfs.boot_id(), procfs.pid_namespace())
+    directory.claim(Status(directory.run_id, "job", RunState.RUNNING, 1.0, 1.0, place))
+    run = run_in(directory.path)
+    assert run and run.alive
+    return run
+
+
+@pytest.mark.parametrize("glitch", ["directory", "clock", "for good"])
+def test_a_run_on_another_host_is_not_lost_at_the_first_sight_of_it(
+    glitch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its directory may be out of reach for a moment, or this host's clock may jump. A copy has no lock."""
+
+    def passes(_: Interrupts, seconds: float) -> None:
+        now[0] += seconds
+        if (look := next(looks)) == 0:
+            place.rename(tmp_path / "away") if glitch != "clock" else os.utime(status, (0, 0))
+        elif look == 3 and glitch != "for good":
+            (tmp_path / "away").rename(place) if glitch != "clock" else os.utime(status)
+        elif look == 6 and glitch != "for good":
+            status.write_text(status.read_text().replace("RUNNING", "SUCCEEDED"))
+
+    with contextlib.closing(
+        RunDirectory(str(tmp_path / "made"), "job-20260101-000000-00000000")
+    ) as directory:
+        run = claimed(directory, "another")
+        shutil.copytree(tmp_path / "made", place := tmp_path / "runs")
+    run, looks, now = run._replace(directory=str(place / run.id)), itertools.count(), [1000.0]
+    status = place / run.id / "status.json"
+    monkeypatch.setattr(following, "pause", passes)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    ended = following.follow(run, Mock(spec=Interrupts, any=lambda: False))
+    if glitch == "for good":
+        assert (ended.status.state, now[0] - 1000.0 >= FRESH_S) == (RunState.LOST, True)
+    else:
+        assert ended.status.state is RunState.SUCCEEDED
+
+
+def test_without_locks_an_active_controller_on_this_host_is_seen_by_its_open_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk may be stuck, so that it can't save its status."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with contextlib.closing(RunDirectory(str(tmp_path), "job-20260101-000000-00000000")) as directory:
+        claimed(directory, os.uname().nodename)
+        os.utime(f"{directory.path}/status.json", (0, 0))
+        run = run_in(directory.path)
+        assert run and run.alive
+    run = run_in(directory.path)
+    assert run and run.status.state is RunState.LOST
 
 
 @pytest.mark.parametrize(("command", "lose"), [("wait", os.rename), ("attach", shutil.rmtree)])
