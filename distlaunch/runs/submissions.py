@@ -14,7 +14,7 @@ from distlaunch.agent.sweep import job_id
 from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.observers import run_list
 from distlaunch.observers.run_list import Listed, Ticket
-from distlaunch.runs.following import over, pause
+from distlaunch.runs.following import follow, interrupt, over, pause
 from distlaunch.runs.run import (
     JOB_FILES,
     LOGS,
@@ -277,6 +277,10 @@ def latest_run(each: Submission) -> Run | None:
     if last and last.alive:
         return last
     return next((run for run in _read(each, found[-2::-1]) if run.alive), last)
+
+
+def _is_active(each: Submission) -> bool:
+    return (run := latest_run(each)) is not None and run.alive
 
 
 def _has_run(each: Submission) -> bool:
@@ -545,6 +549,7 @@ def state_of(queued: Submission) -> Queued:
     """Query the scheduler for the job's state, and note its end. Raises `DistlaunchError`.
 
     A job that has ended may have been requeued. If the scheduler has forgotten it, its end is the known one.
+    While its run is active, it hasn't ended: another cluster has it, or the scheduler was set up again.
     """
     known = Queued(queued.end) if queued.end not in ("", GONE.state) else None
     try:
@@ -555,7 +560,9 @@ def state_of(queued: Submission) -> Queued:
         raise
     if known and state == GONE:
         return known
-    if (end := state.state if state.over else "") != queued.end:
+    if (end := state.state if state.over else "") != queued.end and not (
+        state == GONE and _is_active(queued)
+    ):
         note_end(queued, end)
     return state
 
@@ -637,7 +644,14 @@ def cancel(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[R
     signal arrives. Raises `DistlaunchError`.
     """
     earlier = latest_run(queued)
-    if state_of(queued).over:
+    before = state_of(queued)
+    if before == GONE and earlier and earlier.alive:
+        if earlier.host:
+            use = f"use `distlaunch stop {earlier.id}` on a login node of its cluster"
+            what = f"{queued.name} isn't in this host's queue, but its run {earlier.id}"
+            raise DistlaunchError(f"{what} is active on {earlier.host}; {use}")
+        return (follow(earlier, interrupts), True) if interrupt(earlier, at_once) else (over(earlier), False)
+    if before.over:
         return earlier if earlier and earlier.status.state.over else None, False
     ended = earlier.id if earlier and not earlier.alive else ""
     run_list.note_stop(queued.directory, queued.id, queued.scheduler, ended)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ import pytest
 from distlaunch.cli.job_file import job_of
 from distlaunch.job.spec import Allocation
 from distlaunch.launch.controller import ask_for_another
+from distlaunch.observers.run_directory import RunDirectory
 from distlaunch.observers.run_list import (
     Ticket,
+    index_path,
     is_stopped,
     lines_of,
     note_begin,
@@ -26,6 +29,7 @@ from distlaunch.runs.submissions import Submission, note, note_end
 from distlaunch.schedulers import load
 from distlaunch.schedulers.base import Call
 from distlaunch.supervisor.state import Cause, State, Verdict
+from distlaunch.supervisor.status import ControllerProcess, RunState, Status
 from tests.harness import (
     PATIENCE_S,
     Done,
@@ -591,6 +595,42 @@ def test_a_job_that_could_not_be_cancelled_is_not_told_as_cancelled(
     for fails in (note_stop, note_no_stop):  # another stop, in vain
         fails(str(tmp_path), "17", "slurm")
         assert is_stopped(str(tmp_path / "slurm-17.jsonl"))
+
+
+def unknown_to_slurm(directory: Path, monkeypatch: pytest.MonkeyPatch, run: str) -> None:
+    """Make the run of this directory that of job 17, which the stand-ins for Slurm's commands don't know."""
+    monkeypatch.setenv("PATH", str(directory), prepend=os.pathsep)
+    program(directory / "squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    program(directory / "scancel", f"touch {directory}/cancelled")
+    note(Submission("17", "job", str(directory / "runs"), time.time() - 60))
+    note_begin(run, str(directory / "runs" / run), HERE, Ticket("slurm", "17"))
+
+
+def test_stop_ends_a_run_whose_job_the_queue_does_not_know(
+    tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be another cluster's, or Slurm was set up again."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    run = left(tmp_path)
+    unknown_to_slurm(tmp_path, monkeypatch, run)
+    assert f"{run}: CANCELLED" in distlaunch("stop", "17", status=0).stderr
+    assert not (tmp_path / "cancelled").exists()
+
+
+def test_stop_names_the_host_of_a_run_whose_job_the_queue_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with closing(RunDirectory(str(tmp_path / "runs"), run := "job-20260101-000000-00000000")) as directory:
+        now = time.time()
+        status = Status(run, "job", RunState.RUNNING, now, now, ControllerProcess("far", os.getpid()))
+        directory.claim(status)
+        unknown_to_slurm(tmp_path, monkeypatch, run)
+        use = f"use `distlaunch stop {run}` on a login node of its cluster"
+        told = f"Slurm job 17 isn't in this host's queue, but its run {run} is active on far; {use}\n"
+        for word in ("17", run):
+            assert distlaunch("stop", word, status=1).stderr == f"distlaunch: {told}"
+        assert not [line for line in lines_of(index_path()) if "end" in line and "id" not in line]
 
 
 def test_stop_cancels_a_job_again_that_is_requeued_meanwhile_and_waits(
