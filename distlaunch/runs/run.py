@@ -106,11 +106,13 @@ def all_living(pid: int | None = None) -> Iterator[Run]:
                 continue
             if not it.st_mode & stat.S_IWUSR:  # open only for reading
                 continue
-            document, _, at = _claimed(os.open(link, os.O_RDONLY | os.O_CLOEXEC))
+            document, locked, at = _claimed(os.open(link, os.O_RDONLY | os.O_CLOEXEC))
             name, holder = os.path.basename(directory), ControllerProcess("", int(link.split("/")[2]))
             status = Status(name, name.rsplit("-", 3)[0], RunState.RUNNING, at, at, holder)
             unread = Run(directory, status._replace(where="unreadable"), alive=True, heard=None)
-            yield _run_of(directory, document, True, at) or unread
+            run = _run_of(directory, document, True, at) or (unread if _ID.fullmatch(name) else None)
+            if run and locked is not False:  # otherwise it's another program that has the file open
+                yield run
 
 
 def remembered(run: str) -> Run | None:

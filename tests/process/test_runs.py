@@ -636,6 +636,24 @@ def test_ps_and_stop_find_a_run_without_its_status_or_directory(tmp_path: Path, 
 
 
 @pytest.mark.usefixtures("known_runs")
+def test_a_program_with_a_status_file_of_its_own_is_not_stopped(tmp_path: Path) -> None:
+    """Whatever the name of its directory, and whether it has locked the file."""
+    text = "import fcntl, sys; files = [open(path, 'w') for path in sys.argv[1:]]; "
+    text += "fcntl.flock(files[0], fcntl.LOCK_EX); print('open', flush=True); sys.stdin.read()"
+    paths = [tmp_path / name / "status.json" for name in ("other", "other-20260101-000000-00000000")]
+    for path in paths:
+        path.parent.mkdir()
+    argv = [sys.executable, "-c", text, *map(str, paths)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as bystander:
+        assert bystander.stdout and bystander.stdout.readline() == b"open\n"
+        for path in paths:
+            ran(Path("/"), "stop", path.parent.name, status=2)
+            assert [each.name for each in path.parent.iterdir()] == ["status.json"]
+        bystander.communicate()
+        assert bystander.returncode == 0
+
+
+@pytest.mark.usefixtures("known_runs")
 def test_a_name_means_a_running_run_rather_than_one_that_ended(tmp_path: Path, gate: Path) -> None:
     going = left_here(tmp_path)
     ran(tmp_path, "run", "job.yaml", "--set", "command=['true']", "--set", "script=null", status=0)
