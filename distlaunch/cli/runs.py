@@ -42,7 +42,7 @@ from distlaunch.runs.submissions import (
 )
 from distlaunch.signals import Interrupts, Signals
 from distlaunch.supervisor.status import RunState, document_of
-from distlaunch.wording import age_words, aligned, cut
+from distlaunch.wording import age_words, aligned, cut, listed
 
 HEADINGS = ("RUN", "STATE", "RANKS", "RESTARTS", "AGE", "LAST", "WHERE")
 LEAST_ID, LEAST_WHERE = 20, 10
@@ -270,7 +270,7 @@ _WITH_RUNS_STATUS = ("attach", "view", "wait")
 def run_elsewhere(context: typer.Context, word: str | None) -> None:
     """Run this command on the host in `word`, or on the host that controls the run; exit with its status.
 
-    Return if the run is on this host.
+    Return if the run is on this host. Raises `UsageError`, also for `stop` if a queued job matches, too.
     """
     word = word or ""
     host, colon, rest = word.partition(":")
@@ -284,6 +284,11 @@ def run_elsewhere(context: typer.Context, word: str | None) -> None:
         raise typer.Exit(status)
     if known := elsewhere(word, alone=context.command.name == "stop"):
         run, way = known
+        if context.command.name == "stop" and (waiting := submission(word, alone=True)):
+            if run in noted_ends():
+                return
+            ids = listed([waiting.id, run])
+            raise UsageError(f"several runs of {word} wait or are active: {ids}; specify one by its ID")
         status = _run_there(context, word, run, way)
         raise typer.Exit(note_end_seen(str(context.command.name), run, status))
 

@@ -25,11 +25,12 @@ from distlaunch.cli.app import run_app
 from distlaunch.errors import DistlaunchError
 from distlaunch.observers.observer import Observer
 from distlaunch.observers.run_directory import FRESH_S, INDEX_RECORD, RunDirectory
-from distlaunch.observers.run_list import forget, index_path, lines_of, note_begin, note_way, ways
+from distlaunch.observers.run_list import forget, index_path, lines_of, note_begin, note_end, note_way, ways
 from distlaunch.runs import following, replay
 from distlaunch.runs.following import interrupt
 from distlaunch.runs.replay import Playback
 from distlaunch.runs.run import Run, afar, elsewhere, run_in
+from distlaunch.runs.submissions import Submission, note
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status
 from tests.harness import (
@@ -651,6 +652,29 @@ def test_a_program_with_a_status_file_of_its_own_is_not_stopped(tmp_path: Path) 
             assert [each.name for each in path.parent.iterdir()] == ["status.json"]
         bystander.communicate()
         assert bystander.returncode == 0
+
+
+def test_stop_asks_which_if_a_waiting_job_and_a_run_on_another_host_have_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm's command and ssh are stand-ins. A run that is known to be over isn't meant."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for name, text in (
+        ("ssh", f"touch {tmp_path}/called; exit 255"),
+        ("squeue", f"[ -e {tmp_path}/over ] && echo '17|CANCELLED|None' || echo '17|PENDING|None'"),
+        ("scancel", f"touch {tmp_path}/over"),
+    ):
+        program(tmp_path / name, text)
+    note_way((sent := "train-20260101-120000-0a1b2c3d"), "train", "", ("far.invalid", None))
+    note(Submission("17", "train", str(tmp_path), time.time()))
+    told = f"several runs of train wait or are active: 17, {sent}; specify one by its ID"
+    assert told in ran(tmp_path, "stop", "train", status=2).stderr
+    ran(tmp_path, "stop", sent, status=69)
+    (tmp_path / "called").unlink()
+    note_end(sent)
+    assert "Slurm job 17: cancelled" in ran(tmp_path, "stop", "train", status=0).stderr
+    assert not (tmp_path / "called").exists()
 
 
 @pytest.mark.usefixtures("known_runs")
