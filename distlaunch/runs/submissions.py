@@ -458,7 +458,7 @@ def runs_of(
     """Yield the runs that a word refers to, one after another, and whether each has begun since this call.
 
     For a queued job, yield its latest run and all later ones. Call `tell` with messages about waiting. Stop
-    early if a signal arrives. Raises `DistlaunchError`.
+    early if a signal arrives, and after a run if this host can't query the queue. Raises `DistlaunchError`.
     """
     queued = submission(word)
     if queued and queued.id == job_id(os.environ.get):  # the job ends only after this command
@@ -472,10 +472,15 @@ def runs_of(
     if queued is None or interrupts.any():
         return
     last = before
-    while before := _next(queued, before, interrupts, tell):
-        yield (last := before), True
-    if last and not interrupts.any():
-        _check_end(queued, over(last).status, tell)
+    try:
+        while before := _next(queued, before, interrupts, tell):
+            yield (last := before), True
+        if last and not interrupts.any():
+            _check_end(queued, over(last).status, tell)
+    except ToolMissingError as error:
+        if last is None:
+            raise
+        tell(f"can't determine whether {queued.name} goes on: {error}")
 
 
 def _check_end(queued: Submission, last: Status, tell: Callable[[str], None]) -> None:

@@ -633,6 +633,27 @@ def test_stop_names_the_host_of_a_run_whose_job_the_queue_does_not_know(
         assert not [line for line in lines_of(index_path()) if "end" in line and "id" not in line]
 
 
+def test_a_host_without_the_queue_shows_how_a_run_of_a_job_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for number, status in enumerate((0, 3)):
+        (place := tmp_path / str(number)).mkdir()
+        distlaunch("run", str(write_job(place, f"raise SystemExit({status})", TWO)), status=status)
+        (run,) = (place / "runs").iterdir()
+        note(Submission(f"1{number}", "job", str(place / "runs"), time.time() - 60))
+        note_begin(run.name, str(run), HERE, Ticket("slurm", f"1{number}"))
+        for word in (run.name, f"1{number}"):
+            done = distlaunch("wait", word, env={**os.environ, "PATH": str(tmp_path)}, status=status)
+            told = (
+                f"can't determine whether Slurm job 1{number} goes on: squeue not found in PATH; login nodes"
+            )
+            assert told in done.stderr
+    note(Submission("12", "job", str(tmp_path), time.time()))
+    done = distlaunch("wait", "12", env={**os.environ, "PATH": str(tmp_path)}, status=1)
+    assert done.stderr.startswith("distlaunch: squeue not found in PATH")
+
+
 def test_stop_cancels_a_job_again_that_is_requeued_meanwhile_and_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
