@@ -213,7 +213,8 @@ def record(tree: Tree, directory: RunDirectory, run_id: str) -> Store:
             directory.append("code.diff", diff)
     with _explained("can't save the code for the nodes"):
         store = local_store()
-        next(store.hold(f"{run_id}.origin"), None)
+        for wait_s in store.hold(f"{run_id}.origin"):
+            time.sleep(wait_s)
         store.note(manifest)
         store.grown = True  # perhaps, by `take`
     return store

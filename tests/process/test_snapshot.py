@@ -1,6 +1,7 @@
 """Which files a job brings to its nodes, with git, without it, and with odd files in its directory."""
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from distlaunch.cli.job_file import load_job
 from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import DEFAULT_BASE, JobSpec
 from distlaunch.launch import snapshot
+from distlaunch.observers.run_directory import RunDirectory
 from tests.harness import PATIENCE_S, completed, distlaunch, program
 from tests.unit.samples import longest_file
 
@@ -349,6 +352,27 @@ def test_a_content_that_was_changed_here_is_not_sent_and_is_replaced_by_the_next
         sent()
     taken(job)
     assert path.read_bytes() == b"print(1)\n"
+
+
+def test_the_code_is_kept_although_another_run_tidies_the_store_at_this_moment(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the new file of the run for one that a killed agent has left."""
+
+    def overtaken(fd: int, how: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if path.endswith(".origin.tree") and not removed:
+            removed.append(path)
+            os.unlink(path)
+        flock(fd, how)
+
+    flock, removed = fcntl.flock, list[str]()
+    _, tree, _ = snapshot.take(spec_of(job))
+    monkeypatch.setattr(fcntl, "flock", overtaken)
+    with closing(RunDirectory(str(tmp_path), "run")) as directory:
+        store = snapshot.record(tree, directory, "run")
+    assert os.path.exists(removed[0])
+    store.release()
 
 
 def test_only_files_are_sent(job: Path) -> None:
