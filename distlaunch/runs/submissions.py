@@ -95,9 +95,11 @@ def note(submission: Submission) -> None:
 def note_end(submission: Submission, end: str) -> None:
     """Record how a submission ended, so that the scheduler, which will forget it, isn't queried again.
 
-    "" = it hasn't ended after all.
+    "" = it hasn't ended after all. That a job without a run is GONE counts only on this host: the list may be
+    shared with hosts of another cluster, which has the job.
     """
-    _note(submission, end=end)
+    here = {"on": os.uname().nodename} if end == GONE.state and not _has_run(submission) else {}
+    _note(submission, end=end, **here)
     if end == CANCELLED:
         run_list.note_stop(submission.directory, submission.id, submission.scheduler)
 
@@ -121,7 +123,7 @@ def submissions() -> dict[Ticket, Submission]:
         # IDs may repeat after the scheduler has been set up again.
         if line.keys() >= {"id", "job", "directory", "at"}:
             found[queued] = Submission(**{name: line[name] for name in fields if name in line})
-        elif queued in found:
+        elif queued in found and line.get("on") in (None, os.uname().nodename):
             found[queued] = found[queued]._replace(end=str(line.get("end", "")))
     return found
 

@@ -25,7 +25,7 @@ from distlaunch.observers.run_list import (
     note_no_stop,
     note_stop,
 )
-from distlaunch.runs.submissions import Submission, note, note_end
+from distlaunch.runs.submissions import Submission, listing, note, note_end
 from distlaunch.schedulers import load
 from distlaunch.schedulers.base import Call
 from distlaunch.supervisor.state import Cause, State, Verdict
@@ -595,6 +595,26 @@ def test_a_job_that_could_not_be_cancelled_is_not_told_as_cancelled(
     for fails in (note_stop, note_no_stop):  # another stop, in vain
         fails(str(tmp_path), "17", "slurm")
         assert is_stopped(str(tmp_path / "slurm-17.jsonl"))
+
+
+def test_a_waiting_job_that_another_cluster_does_not_know_goes_on_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both share the home directory, and their own Slurm is asked only once. Its command is a stand-in."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    program(
+        tmp_path / "squeue", f"echo >>{tmp_path}/asked; [ ! -e {tmp_path}/known ] || echo '17|PENDING|None'"
+    )
+    note(Submission("17", "train", str(tmp_path), time.time()))
+    for host, state in (("far", []), ("far", []), (HERE, ["PENDING"]), ("far", [])):
+        names = os.uname_result(("Linux", host, "", "", ""))
+        monkeypatch.setattr(os, "uname", lambda names=names: names)
+        (tmp_path / "known").unlink(missing_ok=True) if host == "far" else (tmp_path / "known").touch()
+        assert [run.status.state.value for run in listing([], ended=False, most=None)] == state
+    assert (tmp_path / "asked").read_text() == "\n" * 2
+    (waits,) = listing(["17"], ended=True, most=None)
+    assert waits.status.state is RunState.FAILED  # as far as that cluster can tell
 
 
 def unknown_to_slurm(directory: Path, monkeypatch: pytest.MonkeyPatch, run: str) -> None:
