@@ -10,6 +10,7 @@ from distlaunch.diagnosis.exits import TRACEBACK
 from distlaunch.job.spec import Allocation, JobSpec
 from distlaunch.observers.console import Console, Folding
 from distlaunch.observers.observer import Observed, Observer, Printed
+from distlaunch.observers.outlet import Outlet
 from distlaunch.observers.run_directory import CONTROLLER_LOG
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.actions import ShowMessage
@@ -234,6 +235,7 @@ class DetachedTerminal(Observer):
     def __init__(self, run: Observed) -> None:
         self._run = run
         self._terminal: Terminal | None = Terminal.of(run)
+        self._log = Outlet(2, lambda error: None)  # the disk of the run directory may be full or stalled
 
     @property
     def wake_at(self) -> float | None:  # type: ignore[override]
@@ -276,13 +278,14 @@ class DetachedTerminal(Observer):
         if self._terminal:
             self._terminal.remarked(text)
         else:
-            with contextlib.suppress(OSError):  # the disk may be full
-                os.write(2, f"distlaunch: {text}\n".encode(errors="backslashreplace"))
+            self._log.write(f"distlaunch: {text}\n".encode(errors="backslashreplace"), ours=True)
 
     def ended(self, summary: Summary) -> None:
-        """Show how the run ended if not all ranks had started by then."""
+        """Show how the run ended if not all ranks had started by then; else, finish the controller log."""
         if self._terminal:
             self._terminal.ended(summary)
+        else:
+            self._log.settle()
 
 
 def _silence(log: str) -> None:

@@ -20,7 +20,7 @@ from tests.cluster.hosts import Site, find, parent_of
 from tests.cluster.workers import DAEMONS, SLEEPER, STUBBORN, worker
 from tests.faults import scenes
 from tests.faults.chaos import names
-from tests.faults.disks import small_disk
+from tests.faults.disks import freezable_disk, frozen, small_disk
 from tests.faults.figures import Figures, Pace, fault
 from tests.faults.scenes import CPU, ONE, RANKS, clean, here, interrupted, lost, started_run, starts, there
 from tests.harness import PATIENCE_S, Run, distlaunch, held, kill, open_gate, running, wait_gone, write_job
@@ -541,3 +541,29 @@ def test_the_end_of_a_detached_run_is_known_if_its_disk_is_full(tmp_path: Path, 
         kept = sum(path.stat().st_size for path in (tmp_path / "small").rglob("*") if path.is_file())
         figures("KiB that were kept", kept / 1024, at_most=300, unit="KiB")
         assert "Traceback" not in distlaunch("logs", name, cwd=tmp_path, status=0).stderr
+
+
+@pytest.mark.fault(33, "the disk of a detached run stalls", promise="1, 10")
+def test_a_stalled_disk_delays_no_tear_down_of_a_detached_run(
+    tmp_path: Path, gate: Path, figures: Figures, pace: Pace
+) -> None:
+    """Its stderr is on that disk, too; more is printed than waits for the disk, of which it warns there."""
+    floods = """
+        ready()
+        if RANK != "0":
+            wait()
+        open("gate").read()
+        for _ in range(256):
+            os.write(1, (b"." * 1023 + b"\\n") * 64)
+        sys.exit(7)
+    """
+    with freezable_disk(tmp_path / "disk") as disk:
+        job = here(tmp_path, worker(floods), nodes=RANKS, logs={"dir": str(disk)}, timeouts=pace.keys)
+        name = detached(job)
+        with frozen(disk), held(harness.cookie_holders(name)) as processes:
+            open_gate(gate)
+            began = time.monotonic()
+            processes.wait_ends(processes.pids, began + PATIENCE_S)
+            figures("all ranks gone", time.monotonic() - began, at_most=2.0)
+        distlaunch("wait", name, cwd=tmp_path, status=7)
+        assert listed(disk)["trouble"] == "the disk is too slow", "not enough was printed"
