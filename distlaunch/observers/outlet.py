@@ -107,6 +107,11 @@ class Outlet:
             else:
                 self._backlog.add(data, len(data))
 
+    @property
+    def waiting(self) -> int:
+        """Return the number of bytes that are not written yet."""
+        return self._backlog.waiting
+
     def _has_room(self, size: int) -> bool:
         """Return whether there is room to queue data. While `waits` returns true, wait for the reader."""
         while self._backlog.waiting + size > CAPACITY:

@@ -4,6 +4,7 @@ The run belongs to this process or to another one. `observers.model` contains th
 """
 
 import contextlib
+import io
 import os
 import select
 import signal
@@ -24,8 +25,9 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.observers.console import escape
 from distlaunch.observers.model import LogLine, Row, RunModel, shape, uses_in
 from distlaunch.observers.observer import Observed
+from distlaunch.observers.outlet import Outlet
 from distlaunch.observers.recording import USE_REQUEST, request
-from distlaunch.observers.terminal import Terminal
+from distlaunch.observers.terminal import PATIENCE_S, Terminal
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.nodes import Use
@@ -80,14 +82,15 @@ class Screen(RunModel):
         self._terminal, self._interrupts, self._directory = terminal, interrupts, directory
         self._messages: list[tuple[ShowMessage, float]] = []
         self._wish, self._drawn_at, self._touched_at, self._size = Wish(), 0.0, 0.0, Size(0, 0)
+        self._drawn, self._output = io.StringIO(), Outlet(1, lambda error: None)
         with contextlib.ExitStack() as stack:
-            output = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
-            console = Console(file=stack.enter_context(output), highlight=False)
+            console = Console(file=self._drawn, force_terminal=True, highlight=False)
             live = Live(
                 console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
             )
-            stack.enter_context(_rescued(1))
+            stack.enter_context(_rescued(self._output))
             self._keys = stack.enter_context(_keyboard())
+            stack.callback(self._leave)
             self._live = stack.enter_context(live)
             self._draw()
             self.close = stack.pop_all().close
@@ -129,9 +132,24 @@ class Screen(RunModel):
         self._terminal.ended(summary)
 
     def _draw(self) -> None:
+        """Redraw; try again at the next wake if the terminal hasn't taken the last frame yet."""
+        if self._output.waiting:
+            self._drawn_at = 0.0
+            return
         self._drawn_at, self._size = time.monotonic(), self._live.console.size
         shown = lines(self, self._wish, self._size, "quit" if self._directory else "stop the run")
         self._live.update(Group(*shown), refresh=True)
+        self._send()
+
+    def _send(self) -> None:
+        """Write what was drawn, from a thread: the terminal may take no output for hours."""
+        self._output.write(self._drawn.getvalue().encode(errors="replace"), ours=True)
+        self._drawn.seek(0)
+        self._drawn.truncate()
+
+    def _leave(self) -> None:
+        self._send()
+        self._output.close(lambda silent_s: silent_s < PATIENCE_S)
 
 
 def _watched_uses(directory: str) -> Mapping[int, Use]:
@@ -415,11 +433,12 @@ def _keyboard(fd: int = 0) -> Iterator[int | None]:
         yield None
         return
     before = termios.tcgetattr(fd)
-    tty.setcbreak(fd, termios.TCSADRAIN)  # Ctrl-C still sends a signal
+    # TCSADRAIN would wait for a terminal that takes no output.
+    tty.setcbreak(fd, termios.TCSANOW)  # Ctrl-C still sends a signal
     try:
         yield fd
     finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        termios.tcsetattr(fd, termios.TCSANOW, before)
 
 
 def _pressed(fd: int | None) -> Iterator[str]:
@@ -448,22 +467,23 @@ _RESCUER = (
 
 
 @contextlib.contextmanager
-def _rescued(terminal: int) -> Iterator[None]:
-    """Make a shell restore the `terminal` if this process is killed while the body is running."""
+def _rescued(output: Outlet) -> Iterator[None]:
+    """Make a shell restore the terminal if this process is killed while the body is running.
+
+    It also does so if the terminal takes no `output` at the end of the body, once it takes output again.
+    """
     # In another session, so that it survives a signal to all processes of the terminal.
-    with subprocess.Popen(
+    rescuer = subprocess.Popen(
         ["/bin/sh", "-c", _RESCUER],
         stdin=subprocess.PIPE,
-        stdout=terminal,
         stderr=subprocess.PIPE,
         bufsize=0,
         start_new_session=True,
-    ) as rescuer:
-        assert rescuer.stdin is not None
-        assert rescuer.stderr is not None
-        rescuer.stderr.read(1)  # it has saved the terminal's state, or has exited
-        try:
-            yield
-        finally:
-            with contextlib.suppress(BrokenPipeError):
-                os.write(rescuer.stdin.fileno(), b"left\n")
+    )
+    assert rescuer.stderr is not None
+    rescuer.stderr.read(1)  # it has saved the terminal's state, or has exited
+    try:
+        yield
+    finally:
+        if not output.waiting:
+            rescuer.communicate(b"left\n")

@@ -79,11 +79,10 @@ class Seen:
     def assert_sane(self) -> None:
         """The terminal is as it was, its first screen is shown, and its cursor.
 
-        After SIGKILL somebody else does it, whose last word is about the cursor.
+        After SIGKILL, or Ctrl-S, somebody else does it, whose last word is about the cursor.
         """
-        if self.process.returncode == -signal.SIGKILL:
-            while self.written.rfind(SHOWN) < self.written.rfind(HIDDEN):
-                assert self.read(PATIENCE_S), plain(self.written)[-3000:]
+        while self.written.rfind(SHOWN) < self.written.rfind(HIDDEN):
+            assert self.read(PATIENCE_S), plain(self.written)[-3000:]
         assert termios.tcgetattr(self.terminal) == self.before
         assert self.written.count(ENTERED) == self.written.count(LEFT)
         assert self.written.rfind(SHOWN) >= self.written.rfind(HIDDEN)
@@ -183,6 +182,19 @@ def test_a_signal_to_a_run_leaves_the_terminal_sane(tmp_path: Path, signum: int,
         shown.wait_for(PHASES[phase][0])
         shown.process.send_signal(signum)
         assert shown.ended() in (128 + signum, -signum)
+        shown.assert_sane()
+
+
+def test_a_terminal_that_takes_no_output_delays_no_run(tmp_path: Path) -> None:
+    """Ctrl-S stops it, even if Ctrl-Q, or a network that has come back, lets it go on only after the end."""
+    with seen(tmp_path, "run", "--view", str(write_job(tmp_path, TRAINS, JOB))) as shown:
+        shown.wait_for(r"job +RUNNING")
+        shown.press(b"\x13")
+        while shown.read(3.0):  # as long as something comes: there is a frame each second
+            pass
+        shown.process.send_signal(signal.SIGINT)
+        assert shown.process.wait(PATIENCE_S) in (130, -signal.SIGINT)
+        shown.press(b"\x11")
         shown.assert_sane()
 
 
