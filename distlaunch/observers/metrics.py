@@ -84,7 +84,9 @@ class Metrics(Observer):
         fresh = f"{self._path}.{os.getpid()}"
         try:
             _check_replaceable(self._path)
-            with open(fresh, "w", encoding="utf-8") as file:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(fresh)
+            with open(fresh, "x", encoding="utf-8") as file:  # not a link that others planted
                 file.writelines(self._lines())
             os.replace(fresh, self._path)
             self._failed = False

@@ -160,6 +160,20 @@ def test_says_once_that_metrics_cannot_be_written(file: str, said: str, tmp_path
     assert (tmp_path / "pipe").is_fifo()
 
 
+def test_metrics_are_not_written_to_what_another_user_planted(tmp_path: Path, gate: Path) -> None:
+    """The directory may be writable for others: a link in it must not lead to a file of this user's."""
+    mine = tmp_path / "mine"
+    mine.write_text("kept")
+    job = write_job(tmp_path, "print('here', flush=True); open('gate').read()", "metrics: {file: job.prom}\n")
+    with running(job) as run:
+        run.wait_for("here")
+        (tmp_path / f"job.prom.{run.process.pid}").symlink_to(mine)
+        open_gate(gate)
+        assert run.wait() == 0
+    assert mine.read_text() == "kept"
+    assert metrics_of(tmp_path / "job.prom")['distlaunch_run_state{state="SUCCEEDED"}'] == 1
+
+
 @pytest.mark.parametrize(
     ("content", "status"), [("import torch\n", 2), ("", 0), ("# HELP distlaunch_run_state 1 for it.\n", 0)]
 )
