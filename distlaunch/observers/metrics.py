@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 
 from distlaunch.errors import reason
 from distlaunch.observers.observer import Observed, Observer, Printed
+from distlaunch.observers.outlet import LOOK_S, Backlog
+from distlaunch.observers.run_directory import FLUSH_S
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.state import Phase, State
@@ -48,7 +50,8 @@ class Metrics(Observer):
         self._state: State | None = None
         self._heard: dict[int, float] = {}
         self._uses: dict[int, Use] = {}
-        self._failed = False
+        self._backlog = Backlog[bytes]("metrics", self._write)
+        self._failure, self._failed = "", False
 
     def happened(self, event: Event, state: State, at: float) -> None:
         """Write the file if one of its values has changed."""
@@ -79,29 +82,52 @@ class Metrics(Observer):
             self.wake_at = time.monotonic() + EVERY_S
 
     def woken(self) -> None:
-        """Write the file."""
+        """Write the file, from a thread, and wait a moment for that. Report a failure once."""
         self.wake_at = None
+        text = "".join(self._lines()).encode()
+        with self._backlog.changed:
+            if self._backlog.queue:  # the disk is slow, and only the newest text matters
+                self._backlog.queue[0] = text
+            else:
+                self._backlog.add(text, 1)
+        self._backlog.drain(LOOK_S, lambda quiet_s: False)
+        self._report()
+
+    def _report(self) -> None:
+        failure = self._failure
+        if failure and not self._failed:
+            what = f"metrics.file: can't replace {self._path}: {failure}"
+            self.remark(f"{what}; it must be a file in a writable directory, on a disk that isn't full")
+        self._failed = bool(failure)
+
+    def _write(self) -> None:
+        """Replace the file by the newest text. Called by the thread of the backlog."""
+        with self._backlog.changed:
+            text = self._backlog.queue.popleft()
         fresh = f"{self._path}.{os.getpid()}"
         try:
             _check_replaceable(self._path)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(fresh)
-            with open(fresh, "x", encoding="utf-8") as file:  # not a link that others planted
-                file.writelines(self._lines())
+            with open(fresh, "xb") as file:  # not a link that others planted
+                file.write(text)
             os.replace(fresh, self._path)
-            self._failed = False
+            self._failure = ""
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.unlink(fresh)
-            if not self._failed:
-                what = f"metrics.file: can't replace {self._path}: {reason(error)}"
-                self.remark(f"{what}; it must be a file in a writable directory, on a disk that isn't full")
-            self._failed = True
+            self._failure = reason(error)
+        with self._backlog.changed:
+            self._backlog.written(1)
 
     def ended(self, summary: Summary) -> None:
         """Write how the run ended. The file remains for the next scrape."""
         self._status = status_now(self._status, summary.state, time.time())
         self.woken()
+        if not self._backlog.drain(FLUSH_S, lambda quiet_s: quiet_s < FLUSH_S):
+            self._failure = "the disk is too slow"
+        self._backlog.end()
+        self._report()
 
     def _lines(self) -> Iterator[str]:
         labels = f'job="{_quoted(self._status.job)}",run="{_quoted(self._status.run)}"'

@@ -138,6 +138,21 @@ def test_a_stalled_disk_delays_no_tear_down(tmp_path: Path, figures: Figures) ->
             assert "Traceback" not in run.stderr
 
 
+@pytest.mark.fault(33, "the disk of metrics.file stalls", promise="1, 10")
+def test_a_stalled_disk_of_metrics_delays_no_tear_down(tmp_path: Path, figures: Figures, pace: Pace) -> None:
+    with freezable_disk(tmp_path / "disk") as disk:
+        keys = {"metrics": {"file": f"{disk}/job.prom"}, "timeouts": pace.keys}
+        with running(here(tmp_path, SLEEPER, nodes=2, **keys)) as run:
+            started = starts(run, 0, 2)
+            with frozen(disk):
+                began = time.monotonic()
+                kill(started[0])
+                run.wait_for("rank 0 (node0) failed first", within_s=30.0)
+                figures("told", time.monotonic() - began, at_most=2.0)
+                run.wait_for(f"can't replace {disk}/job.prom: the disk is too slow;", within_s=30.0)
+            assert run.wait() == 137
+
+
 def test_a_run_whose_disk_is_stuck_at_its_end_is_told_as_it_ended(tmp_path: Path) -> None:
     """Its directory doesn't show it, and its output is lost."""
     for rank in range(2):
