@@ -150,12 +150,19 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
     cause = cause_of_loss(state, node, last[0].rstrip("."), now)
     told = isinstance(before, Leaving)
     if state.phase is not Phase.CONNECTING:
-        return state, (NodeLost(node, cause, told),)
+        decides = state.phase is not Phase.RUNNING or not (failure.clean and _has_finished(state, node))
+        return state, (NodeLost(node, cause, told),) if decides else ()
     if state.spec.elastic:
         return state.with_node(node, Unusable(failure)), () if told else (ShowMessage("warning", cause.text),)
     if not isinstance(state.nodes[node], Retrying):
         return state, (JobOver(cause),)
     return state, () if told else (_awaiting(state, node, cause),)
+
+
+def _has_finished(state: State, node: int) -> bool:
+    """Return whether all ranks of a node succeeded, perhaps while this machine was suspended."""
+    part = state.plan.part_of(node) if state.plan else None
+    return part is not None and all(state.workers[rank].succeeded for rank in part.ranks)
 
 
 def _connects_again(state: State, now: float, elastic: bool = False) -> bool:

@@ -14,7 +14,7 @@ from distlaunch.plan.placement import Facts
 from distlaunch.runs.why import awaited
 from distlaunch.supervisor.actions import Connect, Drop, Finish, GiveUp, Send, StartWorkers
 from distlaunch.supervisor.allocation_end import is_to_go_on
-from distlaunch.supervisor.events import AgentUp, Event, LinkEnded, NodeArrived
+from distlaunch.supervisor.events import AgentUp, Event, LinkEnded, NodeArrived, Suspended
 from distlaunch.supervisor.nodes import Lost, Unusable, Up, may_be_occupied, phase_word, unfit_words
 from distlaunch.supervisor.state import Phase, Timer, Why
 from distlaunch.supervisor.step import step
@@ -629,6 +629,28 @@ def test_a_node_without_a_route_to_a_lost_master_is_asked_again() -> None:
 
 
 # Nodes that are lost
+
+
+@pytest.mark.parametrize("restarts", ["restarts: 0", RESTARTS])
+def test_a_job_whose_ranks_finished_while_this_machine_was_suspended_has_succeeded(restarts: str) -> None:
+    """The agents have left by then, and the end of one may be read before the exits of others' ranks."""
+    job = Job(text_of(restarts=restarts)).to_running()
+    job.silent.add(1)
+    job.feed(Suspended(36.0), *(exited(1, rank, 0, job.now) for rank in (0, 1)), lost(1, clean=True))
+    assert job.state.phase is Phase.RUNNING
+    job.feed(*(exited(0, rank, 0, job.now) for rank in (0, 1)), messages.Swept(0, 0, 0), lost(0, clean=True))
+    assert (job.state.phase, job.state.outcome, job.state.restarts) == (Phase.DONE, Exit.OK, ())
+
+
+@pytest.mark.parametrize(("status", "clean"), [(0, False), (None, True)])
+def test_a_lost_node_fails_the_attempt_unless_its_ranks_had_finished_and_nothing_is_left(
+    status: int | None, clean: bool
+) -> None:
+    job = Job().to_running()
+    if status is not None:
+        job.feed(*(exited(1, rank, status, job.now) for rank in (0, 1)))
+    job.lose(1, clean=clean)
+    assert job.state.phase is not Phase.RUNNING
 
 
 def test_only_a_nodes_first_agent_confirms_that_its_ranks_are_gone() -> None:
