@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import struct
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -391,8 +392,17 @@ class RunDirectory(LogWriter):
         self.append(EVENTS, json.dumps(document, default=str).encode() + b"\n")
 
     def close(self) -> None:
-        """Write out the queue, close all files, and release the locks."""
+        """Write out the queue, close all files, and release the locks.
+
+        Closing a file may wait for its disk, for example on NFS. A disk that is stuck keeps only the locks.
+        """
         super().close()
+        unlocking = threading.Thread(target=self._unlock, daemon=True)
+        with contextlib.suppress(RuntimeError):  # no more threads can be started; the exit releases the locks
+            unlocking.start()
+            unlocking.join(FLUSH_S)
+
+    def _unlock(self) -> None:
         while self._locked:
             os.close(self._locked.pop())
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import socket
 import stat
+import struct
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.observers import run_directory as module
-from distlaunch.observers.run_directory import LogWriter
+from distlaunch.observers.run_directory import LogWriter, RunDirectory
 from tests.unit.samples import PAGE, Pipe, bounded, longest_file, no_room, open_files
 
 pytestmark = pytest.mark.timeout(60)
@@ -261,3 +263,25 @@ def test_writes_without_a_thread(writer: LogWriter, tmp_path: Path, monkeypatch:
     assert (tmp_path / "log").read_bytes() == b"one two "
     writer.close()
     assert writer.lost_bytes == 0
+
+
+@mock.patch.object(module, "FLUSH_S", 0.1)
+def test_a_disk_that_keeps_a_file_from_being_closed_is_not_waited_for(tmp_path: Path) -> None:
+    """As NFS does, which writes it back then. Here, a connection whose rest is not read takes its place."""
+    directory = RunDirectory(str(tmp_path), "run")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stuck = socket.create_connection(server.getsockname())
+        reader = server.accept()[0]
+    stuck.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+    stuck.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            stuck.send(bytes(PAGE))
+    stuck.setblocking(True)
+    directory._locked.append(stuck.detach())
+    directory.close()
+    (closing,) = [thread for thread in threading.enumerate() if "_unlock" in thread.name]
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    reader.close()  # which resets the connection
+    closing.join(LONG_S)
+    assert not closing.is_alive()
