@@ -279,10 +279,11 @@ class Slurm(base.Scheduler):
         # scancel takes the ID of an array's last task for the whole array, and ignores those of other tasks.
         tasks = self.array_tasks(job, ended=True)
         job = next((name for name, each in tasks.items() if each == job), job)
+        if at_once:  # before the job is cancelled, since Slurm then refuses other signals
+            with suppress(DistlaunchError):  # it may not have started yet
+                _call("scancel", "--signal=TERM", "--full", job)
+                queue.pause_for_another_wish()
         _call("scancel", job)
-        if at_once:
-            with suppress(DistlaunchError):  # it may already be gone
-                _call("scancel", "--signal=KILL", job)
 
     def requeue(self, job: str, environ: Mapping[str, str]) -> None:
         """Requeue with scontrol, which refuses a job that has already been requeued."""

@@ -126,11 +126,24 @@ def _resume(asked: Asked, left_s: float | None, state: State, now: float) -> Ste
     failed = asked.cause is not None and asked.cause.rank is not None
     if state.phase is Phase.RUNNING and state.succeeded and not failed:
         return state, (JobOver(),)
+    if asked.cause and asked.cause.agent_signum and _all_were_stopped(state):
+        name = signal.Signals(asked.cause.agent_signum).name
+        text = f"stopped by {name}, which the agents of all {len(state.members)} nodes received"
+        cause = Cause(text, 128 + asked.cause.agent_signum, now, cancelled=True)
+        return state, (JobOver(cause, asked=True),)
     if asked.cause and (asked.cause.cancelled or state.phase is Phase.CONNECTING):
         return state, (JobOver(asked.cause, asked=True),)
     if asked.cause:
         return restarting.attempt_failed(AttemptFailed(asked.cause, asked.also), state, now)
     return _warn_ranks(state, left_s, now)
+
+
+def _all_were_stopped(state: State) -> bool:
+    """Return whether a signal has stopped the agents of several nodes, and no agent is left.
+
+    `scancel --signal=TERM` signals all steps of a job, but not the controller in its script.
+    """
+    return len(state.members) > 1 and not any(isinstance(state.nodes[node], Up) for node in state.members)
 
 
 def _ended_by_scheduler(state: State, answer: AllocationReported, asked: Asked, now: float) -> Step:

@@ -217,6 +217,25 @@ def test_a_cancelled_job_whose_ranks_outlast_it_is_not_requeued(queue: Queue, sl
     assert len(queue.starts(job)) == 1
 
 
+def test_stop_now_kills_the_ranks_of_a_job_but_not_its_controller(queue: Queue) -> None:
+    """Slurm would kill both together, after KillWait."""
+    job = queue.submit(STUBBORN, "timeouts: {stop: 10m}")
+    queue.wait_for(job, "started", times=3)
+    stopped = distlaunch("stop", "--now", job, status=0).stderr
+    assert "CANCELLED, exit status 143: " in stopped
+    assert "its controller was killed" not in stopped
+    (run,) = queue.directory.glob("runs/train-*")
+    assert (run / "summary.json").exists()
+
+
+def test_a_signal_to_all_steps_of_a_job_stops_it(queue: Queue, slurm: Slurm) -> None:
+    job = queue.submit(SLEEPER, "restarts: {requeue: 1}")
+    queue.wait_for(job, "ready", times=3)
+    slurm.tool("scancel", "--signal=TERM", job)
+    assert "stopped by SIGTERM" in distlaunch("wait", job, status=143).stderr
+    assert len(queue.starts(job)) == 1
+
+
 def test_stop_cancels_a_job_again_that_is_requeued_meanwhile(queue: Queue, slurm: Slurm) -> None:
     job = queue.submit(STUBBORN, "timeouts: {stop: 10m}\nrestarts: {requeue: 1}")
     queue.wait_for(job, "started", times=3)
