@@ -17,7 +17,10 @@ from distlaunch.transports.failure import LinkFailure
 from distlaunch.transports.handshake import NodeGone, Streams
 from distlaunch.transports.transport import Transport
 
-READ = 1 << 18
+READ_IN_TURN, MOST_READ, LEAST_READ = 1 << 20, 1 << 18, 1 << 12
+"""Bytes to read in one turn from all links together, and limits for each. A slow disk of the logs delays each
+turn by the time it needs for these bytes. Every link is read in every turn, so that no node counts as silent.
+"""
 Boot = Callable[[], bytes]
 """Returns the modules of the agent, as `handshake.boot_text` does."""
 EXIT_S = 3.0
@@ -30,7 +33,8 @@ class Link:
     The opening in `streams` is sent when the node's shell answers, or immediately if the transport is direct.
     `boot` is called while an interpreter starts on the node. With a direct transport, its result waits for a
     `flush`, and can be sent together with the first commands. `pulling` is set while an image is being
-    pulled. `former` contains the nodes that were dropped while the link went on serving others.
+    pulled. `former` contains the nodes that were dropped while the link went on serving others. At most
+    `read_size` bytes are received at once.
     """
 
     def __init__(self, transport: Transport, process: Child, streams: Streams, boot: Boot) -> None:
@@ -44,6 +48,7 @@ class Link:
         self._streams: list[Iterator[bytes]] = []
         self._behind_boot = b""  # commands sent before the modules
         self._protocol_error = ""
+        self.read_size = MOST_READ
         self.at_end = self.pulling = False
         self.former: set[int] = set()
         self._pidfd = -1
@@ -97,7 +102,7 @@ class Link:
     def receive(self) -> Sequence[wire.Frame | NodeGone]:
         """Return received frames and ended nodes. Set `at_end` if nothing more can arrive."""
         try:
-            data = os.read(self.stdout, READ)
+            data = os.read(self.stdout, self.read_size)
             to_send, frames = self.streams.receive(data)
         except BlockingIOError:
             return []
@@ -127,7 +132,7 @@ class Link:
     def listen(self) -> tuple[bool, list[NodeGone]]:
         """Store data from stderr. Return whether stderr is still open, and the nodes it reports as ended."""
         try:
-            data = os.read(self.stderr, READ)
+            data = os.read(self.stderr, MOST_READ)
         except BlockingIOError:
             return True, []
         return bool(data), self.streams.listen(data)
@@ -363,6 +368,7 @@ class Links:
 
     def _receive(self, link: Link) -> None:
         """Handle the output of a link. At the end of the output, wait for the process to exit."""
+        link.read_size = max(LEAST_READ, min(MOST_READ, READ_IN_TURN // len(self._nodes)))
         try:
             for each in link.receive():
                 if isinstance(each, NodeGone):

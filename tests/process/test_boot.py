@@ -1,6 +1,7 @@
 """How agents start: by a script that real login shells run, and early, before the job file is read."""
 
 import contextlib
+import fcntl
 import importlib.util
 import marshal
 import os
@@ -9,15 +10,18 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 import zlib
+from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from distlaunch.agent import messages, procfs
-from distlaunch.agent.wire import AGENT_DIED, READY_MARKER, encode_command
+from distlaunch.agent.wire import AGENT_DIED, HELLO_PREFIX, READY_MARKER, encode, encode_command
 from distlaunch.launch import process
 from distlaunch.launch.link import Link, Links
 from distlaunch.transports.failure import NO_PYTHON, TOO_OLD, Kind, LinkFailure, ProcessEnd
@@ -263,6 +267,26 @@ def test_a_turn_that_was_suspended_for_longer_than_its_wait_still_sees_what_has_
         links.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(read)
+
+
+def test_a_turn_takes_little_from_each_of_many_links(tmp_path: Path) -> None:
+    """Heartbeats, Ctrl-C and failures wait until a slow disk has taken what a turn takes from all links."""
+    nodes, mib, taken = range(64), 1 << 20, Counter[int]()
+    links = Links(lambda frame: taken.update({frame.node: len(frame.payload)}), lambda node, failure: None)
+    for node in nodes:
+        output = HELLO_PREFIX + b"nonce\n" + encode(node, 0, 0, bytes(4000)) * 15
+        (tmp_path / f"{node}").write_bytes(output)
+        child = process.start(["cat", f"{tmp_path}/{node}"], os.environ)
+        links.add(node, Link(Local(), child, Streams([], "nonce"), bytes))
+        wait_until(partial(all_waits, child.stdout, len(output)), lambda: "nothing came")
+    links.turn(0.0)
+    assert taken.keys() == {*nodes} and taken.total() <= mib
+    links.close()
+
+
+def all_waits(fd: int, size: int) -> bool:
+    """Whether so many bytes can be read at once."""
+    return fcntl.ioctl(fd, termios.FIONREAD, bytes(4)) == size.to_bytes(4, sys.byteorder)
 
 
 @pytest.fixture
