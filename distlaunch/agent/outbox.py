@@ -7,6 +7,7 @@ with enough space. Output beyond DISK bytes is dropped and counted.
 from __future__ import annotations
 
 import os
+import struct
 from collections import deque
 from collections.abc import Callable
 
@@ -23,7 +24,8 @@ HOLD_S = 0.1
 class Spool:
     """A FIFO of encoded frames: in memory up to MEMORY bytes, then in unlinked files up to DISK bytes.
 
-    The files are in the first of `directory.places` with enough space.
+    The files are in the first of `directory.places` with enough space. `is_damaged` is set once one could not
+    be read back, which may happen on a network file system that reports a full disk late.
     """
 
     def __init__(self, directory: scratch.Directory) -> None:
@@ -31,6 +33,7 @@ class Spool:
         self._entries: deque[bytes] = deque()
         self._segments: deque[Segment] = deque()
         self._in_memory = self._on_disk = 0
+        self.is_damaged = False
 
     def __bool__(self) -> bool:
         return bool(self._entries) or bool(self._segments)
@@ -69,15 +72,16 @@ class Spool:
         return False
 
     def pop(self) -> bytes:
-        """Remove and return the oldest frame."""
+        """Remove and return the oldest frame, or b"" if its file can't be read and is dropped."""
         if self._entries:
             entry = self._entries.popleft()
             self._in_memory -= len(entry)
             return entry
         segment = self._segments[0]
         entry = segment.pop()
-        self._on_disk -= len(entry)
-        if segment.read == segment.written:
+        self._on_disk -= len(entry) or segment.written - segment.read
+        if segment.read == segment.written or not entry:
+            self.is_damaged = self.is_damaged or not entry
             self._segments.popleft().close()
         return entry
 
@@ -110,10 +114,16 @@ class Segment:
         return True
 
     def pop(self) -> bytes:
-        """Remove and return the oldest frame."""
-        header = os.pread(self._fd, wire.HEADER.size, self.read)
-        entry = os.pread(self._fd, len(header) + wire.HEADER.unpack(header)[-1], self.read)
-        self.read += len(entry)
+        """Remove and return the oldest frame, or b"" if it can't be read."""
+        try:
+            header = os.pread(self._fd, wire.HEADER.size, self.read)
+            size = len(header) + wire.HEADER.unpack(header)[-1]
+            entry = os.pread(self._fd, size, self.read)
+        except (OSError, struct.error):
+            return b""
+        if len(entry) < size:
+            return b""
+        self.read += size
         return entry
 
     def close(self) -> None:
@@ -154,6 +164,11 @@ class Outbox:
     def has_room(self) -> bool:
         """Return whether at least half of the memory for output is free."""
         return self._spool.left >= MEMORY // 2
+
+    @property
+    def is_damaged(self) -> bool:
+        """Return whether output couldn't be read back from a file."""
+        return self._spool.is_damaged
 
     @property
     def has_output(self) -> bool:
@@ -207,6 +222,8 @@ class Outbox:
         while self:
             if not self._current:
                 frame = self._next()
+                if not frame:
+                    continue
                 self._current = memoryview(self._hello + (self._form(frame) if self._form else frame))
                 self._hello = b""
             try:

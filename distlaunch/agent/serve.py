@@ -158,7 +158,7 @@ class Agent:
         self._directory.remove()
         self._resume_guardian()
         self._flush_rest()
-        return self._status
+        return wire.UNSENT if self._outbox.is_damaged and self._status == wire.CLEAN else self._status
 
     def _hello(self) -> messages.Hello:
         """Return the first report, with facts that the controller needs for its plan.

@@ -139,7 +139,7 @@ def classify(
     if end.status is not None and end.status < 0:
         return failure.saying(f"{process} was {status_words(end.status)}")
     if end.booted and end.status == UNSENT:
-        failure = failure.saying("its agent could not send all output, since the connection stood still")
+        failure = failure.saying("its agent could not send all of its ranks' output")
     if end.booted and not words and end.status == own_status and own_status not in CLEAN_STATUSES:
         # ssh exits like this if a signal ends it, and also if one ends the node's command.
         failure = failure.saying(f"its agent exited, or a signal stopped {process}")

@@ -29,8 +29,9 @@ def directory_in(*places: "Path | str") -> Iterator[scratch.Directory]:
     try:
         yield directory
     finally:
-        os.close(directory._paths_read)
-        os.close(directory._paths_write)
+        paths, limits = directory._paths_read, directory._limits_read
+        for pipe in (paths, directory._paths_write, limits, directory._limits_write):
+            os.close(pipe)
 
 
 @contextlib.contextmanager
@@ -109,6 +110,15 @@ def test_writes_a_partly_written_frame_again_elsewhere(tmp_path: Path) -> None:
 _limits = st.tuples(st.integers(0, 120), st.integers(0, 200), st.integers(1, 100))
 _steps = st.lists(st.binary(max_size=40) | st.sampled_from(["pop", "close"]), max_size=40)
 """Frames with that content to append, and what else is done."""
+
+
+@pytest.mark.parametrize("left", [0, 3, FRAME - 1])
+def test_a_file_that_cannot_be_read_back_costs_only_what_is_in_it(tmp_path: Path, left: int) -> None:
+    with spool_in(tmp_path, segment=FRAME) as spool:
+        assert taken(spool, "abcde") == "abcde"
+        os.ftruncate(spool._segments[0]._fd, left)
+        assert (popped(spool), spool.is_damaged) == ("abde", True)
+        assert taken(spool, "fgh") == popped(spool) == "fgh"
 
 
 @given(_limits, _steps)

@@ -146,5 +146,4 @@ def test_a_command_that_fails_by_itself_says_nothing_of_the_ranks_on_its_node(re
 
 def test_says_that_an_agent_could_not_send_everything() -> None:
     failure = Command("a", ("tsh",)).failure(ProcessEnd("", booted=True, status=UNSENT))
-    words = "its agent could not send all output, since the connection stood still"
-    assert failure == LinkFailure(Kind.LOST, words)
+    assert failure == LinkFailure(Kind.LOST, "its agent could not send all of its ranks' output")
