@@ -281,8 +281,13 @@ def note_no_stop(directory: str, queued: str, scheduler: str) -> None:
 
 def is_stopped(path: str, run: str = "") -> bool:
     """Return whether the job with this list of starts was canceled, before `run` had ended if it is given."""
-    stops = list[Mapping[str, Any]]()
+    stops, begun = list[Mapping[str, Any]](), False
     for line in lines_of(path):
+        begun = begun or bool(run and line.get("run") == run)
+        if (
+            begun and not stops and line.get("requeue")
+        ):  # by the script, after the run's controller was killed
+            return False
         if line.get("stop"):
             stops.append(line)
         elif "stop" in line:  # the last one failed

@@ -18,6 +18,7 @@ from distlaunch.launch.controller import ask_for_another
 from distlaunch.observers.run_directory import RunDirectory
 from distlaunch.observers.run_list import (
     Ticket,
+    append,
     index_path,
     is_stopped,
     lines_of,
@@ -595,6 +596,25 @@ def test_a_job_that_could_not_be_cancelled_is_not_told_as_cancelled(
     for fails in (note_stop, note_no_stop):  # another stop, in vain
         fails(str(tmp_path), "17", "slurm")
         assert is_stopped(str(tmp_path / "slurm-17.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("order", "stopped"),
+    [
+        (["run a", "stop"], True),
+        (["run a", "requeue", "stop"], False),  # the controller was killed before
+        (["run a", "stop", "requeue"], True),  # both have crossed
+        (["run b", "requeue", "run a", "stop"], True),
+    ],
+)
+def test_a_stop_ended_no_run_whose_job_had_been_requeued(
+    order: list[str], stopped: bool, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "slurm-17.jsonl")
+    for what in order:
+        name, _, run = what.partition(" ")
+        append(path, {name: run or True, **({"ended": ""} if name == "stop" else {})})
+    assert is_stopped(path, "a") == stopped
 
 
 def test_a_waiting_job_that_another_cluster_does_not_know_goes_on_waiting(
