@@ -81,7 +81,7 @@ def watch(
     """Wait until the agent has exited, then sweep.
 
     After a stop signal, or the end of the link, ensure that the agent exits even if it is stuck, for example
-    in the driver of a faulty GPU: the job's next attempt doesn't wait longer for its ranks. `link` is the
+    in the driver of a faulty GPU: the next attempt waits only that long for this node's ranks. `link` is the
     descriptor of the link's input. `passed_on` maps blocked signals of this process to the signals that the
     agent is sent instead. Without `passed_on`, a stop signal stops the agent. A launcher that joined also
     calls this, with its connection as `link` (`launch.joined_agent`).

@@ -99,7 +99,7 @@ class Directory:
             os.write(self._limits_write, struct.pack("d", limit_s))
 
     def agents_limit_s(self) -> float:
-        """Return the last limit that the agent has told, or infinity. Called by the guardian, once."""
+        """Return the limit that the agent last reported; infinity = none. Called by the guardian, once."""
         try:
             return float(struct.unpack("d", os.read(self._limits_read, 1 << 16)[-8:])[0])
         except BlockingIOError:

@@ -422,6 +422,7 @@ class Agent:
         self._leaving, self._collection = True, None  # a second Close cancels the collection
         self._expects_request = command.collects and not self._link_lost
         self._poller.cancel("request")
+        self._directory.limit_agent(max(self._grace_s, command.grace_s) + self._lease_s)
         self._workers.stop(command.grace_s, command.signum)
 
     def _on_collect(self, command: messages.Collect) -> None:

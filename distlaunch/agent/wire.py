@@ -86,7 +86,7 @@ CLEAN, LEFT_EARLY, AGENT_DIED, NOT_CLEAN, UNSENT = 0, 72, 70, 71, 73
 
 In order, they mean: the controller closed the agent; the agent left early; the agent was killed, but the
 guardian has swept; processes remain after the sweep; the agent was closed, but had to discard output. No
-transport uses the nonzero ones for failures of its own.
+transport exits with one of the nonzero statuses when it fails itself.
 """
 
 LEASE_S = 30.0

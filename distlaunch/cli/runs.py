@@ -219,8 +219,8 @@ def stop(context: typer.Context, which: Which = None, now: Now = False, as_json:
     if run and known and known.at and (run.alive or waiting_again([known])):
         queued = known
     if run and not queued:
-        # Only its directory is shared, which doesn't show for certain that it is lost.
-        if run.host and (not run.status.state.over or run.status.state is RunState.LOST):
+        # Only its directory is shared, which doesn't show for certain that it is lost. A queue would know.
+        if run.host and (not run.status.state.over or (run.status.state is RunState.LOST and not known)):
             say(f"the controller of {run.id} is on {run.host}; stopping it over SSH")
             way = ways().get(run.id, {"way": (run.host, context.meta["ssh_config"])})["way"]
             status = note_end_seen("stop", run.id, _run_there(context, which or "", run.directory, way))

@@ -51,8 +51,8 @@ CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 RECENT_S = 120.0
 """Seconds in which the difference between a node's clock and this one hardly changes."""
 FIRST_BEAT_S = 0.1
-"""Seconds from the start of an attempt to its first heartbeat. The interval then doubles, up to the usual,
-so that the clocks of far nodes are known when ranks fail early, as they do most often."""
+"""Seconds from the start of an attempt to its first heartbeat. The interval then doubles, up to the usual.
+Ranks often fail soon after the start. By then, the clock offsets of distant nodes must be known."""
 WATCH_S = 4.0
 """Seconds between requests for data on resource use, while an observer needs the data."""
 LOOK_S = 0.5
@@ -177,6 +177,7 @@ class Controller:
         before, due, now = self._awake_at, self._wakes_by, time.clock_gettime(CLOCK)
         self._awake_at = self._wakes_by = now
         if now - due > LATE_S:
+            self._last_frame = dict.fromkeys(self._last_frame, self._now())  # others may be on their way
             self._feed(events.Suspended(round(now - before, 3)))
 
     def _look_at_clock(self) -> None:

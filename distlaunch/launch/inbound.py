@@ -49,10 +49,10 @@ class JoinedLink(Link):
         """Send a command without the workers' programs, because each launcher starts its own."""
         super().send(node, ranks_alone(command) if isinstance(command, messages.StartWorkers) else command)
 
-    def receive(self) -> list[wire.Frame | NodeGone]:
+    def receive(self, size: int) -> list[wire.Frame | NodeGone]:
         """Return the received frames except the END frame, which contains the agent's exit status."""
         try:
-            frames = super().receive()
+            frames = super().receive(size)
         except OSError as error:
             self.at_end = True
             self.streams.listen(f"its launcher: {error.strerror}\n".encode())
@@ -196,7 +196,7 @@ class InboundListener:
             elif key.data in self._visitors:
                 self._hear(key.data)
             if time.monotonic() > until:
-                break
+                return  # the others have no chance to identify themselves
         silent, overdue = self._strangers, time.monotonic() - HELLO_S
         for i, visitor in enumerate(silent):
             if visitor.began < overdue or i < len(silent) - MOST_STRANGERS:

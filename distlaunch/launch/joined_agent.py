@@ -6,6 +6,7 @@ the destinations of its output. This process is the agent's guardian, which kill
 agent dies.
 """
 
+import math
 import os
 import select
 import signal
@@ -166,6 +167,7 @@ def _be_agent(seat: Seat, part: Part, directory: scratch.Directory, above: int, 
     worker.close_inherited()
     agent = _JoinedAgent(seat, part, directory)
     agent.run(seat.unread)
+    directory.limit_agent(math.inf)  # a reader of the ranks' output may be slow
     part.close()
     own = agent.ranks.own_status if own_first else 0  # negative = by a signal
     return own if own > 0 else 128 - own if own else agent.outcome

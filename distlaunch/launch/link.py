@@ -33,8 +33,7 @@ class Link:
     The opening in `streams` is sent when the node's shell answers, or immediately if the transport is direct.
     `boot` is called while an interpreter starts on the node. With a direct transport, its result waits for a
     `flush`, and can be sent together with the first commands. `pulling` is set while an image is being
-    pulled. `former` contains the nodes that were dropped while the link went on serving others. At most
-    `read_size` bytes are received at once.
+    pulled. `former` contains the nodes that were dropped while the link went on serving others.
     """
 
     def __init__(self, transport: Transport, process: Child, streams: Streams, boot: Boot) -> None:
@@ -48,7 +47,6 @@ class Link:
         self._streams: list[Iterator[bytes]] = []
         self._behind_boot = b""  # commands sent before the modules
         self._protocol_error = ""
-        self.read_size = MOST_READ
         self.at_end = self.pulling = False
         self.former: set[int] = set()
         self._pidfd = -1
@@ -99,10 +97,10 @@ class Link:
             self.unsent += nudges
             self.flush()
 
-    def receive(self) -> Sequence[wire.Frame | NodeGone]:
-        """Return received frames and ended nodes. Set `at_end` if nothing more can arrive."""
+    def receive(self, size: int) -> Sequence[wire.Frame | NodeGone]:
+        """Return the frames and ended nodes in the next `size` bytes. Set `at_end` if nothing can follow."""
         try:
-            data = os.read(self.stdout, self.read_size)
+            data = os.read(self.stdout, size)
             to_send, frames = self.streams.receive(data)
         except BlockingIOError:
             return []
@@ -205,14 +203,17 @@ class Link:
         self._process.poll()  # init later reaps a guardian that is still sweeping
 
     def kill_at(self, deadline: float) -> None:
-        """Wait until `deadline` (monotonic seconds) for a stopped process to exit, then kill it.
-
-        One that waits for a disk or a file system that doesn't answer may not die of it.
-        """
+        """Wait until `deadline` (monotonic seconds) for a stopped process to exit, then kill it."""
         if not self._ends_within(max(0.0, deadline - time.monotonic())):
             self.kill()
-            self._ends_within(EXIT_S)
-        self._process.poll()
+
+    def reap(self, until: float) -> None:
+        """Wait until `until` (monotonic seconds) for a killed process to exit.
+
+        A process blocked on an unresponsive file system may survive SIGKILL.
+        """
+        self._ends_within(max(0.0, until - time.monotonic()))
+        self.close()
 
 
 class Links:
@@ -322,6 +323,9 @@ class Links:
             self.drop(node)
         for link, deadline in self._stopping.items() if wait else ():
             link.kill_at(deadline)
+        until = time.monotonic() + EXIT_S
+        for link in self._stopping if wait else ():
+            link.reap(until)
         self._selector.close()
 
     def _leave(self, node: int, way: Callable[[Link], None]) -> None:
@@ -368,9 +372,9 @@ class Links:
 
     def _receive(self, link: Link) -> None:
         """Handle the output of a link. At the end of the output, wait for the process to exit."""
-        link.read_size = max(LEAST_READ, min(MOST_READ, READ_IN_TURN // len(self._nodes)))
+        size = max(LEAST_READ, min(MOST_READ, READ_IN_TURN // len(self._nodes)))
         try:
-            for each in link.receive():
+            for each in link.receive(size):
                 if isinstance(each, NodeGone):
                     self._part_with(link, [each])
                 else:

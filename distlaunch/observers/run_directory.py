@@ -14,7 +14,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from distlaunch.agent.frozen import Frozen
@@ -234,17 +234,20 @@ class LogWriter:
         """Write out the queue while the disk makes progress, and close the files."""
         self.flush()
         if self._backlog.end():
-            while self._open:
-                os.close(self._open.popitem()[1])
-            if self._dir_fd is not None:
-                os.close(self._dir_fd)
-                self._dir_fd = None
+            _within(FLUSH_S, self._close_files)
         else:
             # The thread can't be stopped, and keeps the files open.
             with self._backlog.changed:
                 for piece in (*self._writing, *self._backlog.queue):
                     if piece.where != "read":
                         self._lose(piece.entry, len(piece.data))
+
+    def _close_files(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+        if self._dir_fd is not None:
+            os.close(self._dir_fd)
+            self._dir_fd = None
 
     # In the thread
 
@@ -392,15 +395,9 @@ class RunDirectory(LogWriter):
         self.append(EVENTS, json.dumps(document, default=str).encode() + b"\n")
 
     def close(self) -> None:
-        """Write out the queue, close all files, and release the locks.
-
-        Closing a file may wait for its disk, for example on NFS. A disk that is stuck keeps only the locks.
-        """
+        """Write out the queue, close all files, and release the locks."""
         super().close()
-        unlocking = threading.Thread(target=self._unlock, daemon=True)
-        with contextlib.suppress(RuntimeError):  # no more threads can be started; the exit releases the locks
-            unlocking.start()
-            unlocking.join(FLUSH_S)
+        _within(FLUSH_S, self._unlock)
 
     def _unlock(self) -> None:
         while self._locked:
@@ -411,6 +408,20 @@ class RunDirectory(LogWriter):
         import shutil  # few run directories are temporary
 
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _within(seconds: float, close: Callable[[], None]) -> None:
+    """Close files in a thread, since that may wait for a disk, for example on NFS, and wait for so long.
+
+    If the disk is stuck, the files are closed, and locks released, when this process exits.
+    """
+    thread = threading.Thread(target=close, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads can be started
+        close()
+    else:
+        thread.join(seconds)
 
 
 def status_bytes(status: Status) -> bytes:

@@ -235,7 +235,11 @@ class DetachedTerminal(Observer):
     def __init__(self, run: Observed) -> None:
         self._run = run
         self._terminal: Terminal | None = Terminal.of(run)
-        self._log = Outlet(2, lambda error: None)  # the disk of the run directory may be full or stalled
+        self._log = self._new_log()
+
+    @staticmethod
+    def _new_log() -> Outlet:
+        return Outlet(2, lambda error: None)  # the disk of the run directory may be full or stalled
 
     @property
     def wake_at(self) -> float | None:  # type: ignore[override]
@@ -278,6 +282,7 @@ class DetachedTerminal(Observer):
         if self._terminal:
             self._terminal.remarked(text)
         else:
+            self._log = self._new_log() if self._log.broken else self._log  # there may be room again
             self._log.write(f"distlaunch: {text}\n".encode(errors="backslashreplace"), ours=True)
 
     def ended(self, summary: Summary) -> None:

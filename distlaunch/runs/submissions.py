@@ -482,7 +482,7 @@ def runs_of(
     except ToolMissingError as error:
         if last is None:
             raise
-        tell(f"can't determine whether {queued.name} goes on: {error}")
+        tell(f"can't determine whether {queued.name} will start again: {error}")
 
 
 def _check_end(queued: Submission, last: Status, tell: Callable[[str], None]) -> None:

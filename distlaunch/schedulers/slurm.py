@@ -281,7 +281,8 @@ class Slurm(base.Scheduler):
         job = next((name for name, each in tasks.items() if each == job), job)
         if at_once:  # before the job is cancelled, since Slurm then refuses other signals
             with suppress(DistlaunchError):  # it may not have started yet
-                _call("scancel", "--signal=TERM", "--full", job)
+                # For a job that is waiting or ending, scancel would try for a minute.
+                _call("scancel", "--state=RUNNING", "--signal=TERM", "--full", job)
                 queue.pause_for_another_wish()
         _call("scancel", job)
 
@@ -308,8 +309,9 @@ class Slurm(base.Scheduler):
             return AllocationReported(None)
         if int(fields.get("Restarts", "0")) > starts:
             return AllocationReported(True, _WHYS["REQUEUED"], final=True)
-        if state in _HELD:
-            return AllocationReported(False, "", left_s)
+        if state in _HELD:  # if it is being preempted, with a grace period, its end is not certain yet
+            preempted = _time(fields.get("PreemptTime", "")) is not None
+            return AllocationReported(None if preempted else False, "", left_s)
         why = _WHYS.get(state) or _why_completing(fields, end)
         return AllocationReported(True, why, left_s, final=why not in _MAY_GO_ON)
 

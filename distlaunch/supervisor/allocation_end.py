@@ -13,6 +13,7 @@ from distlaunch.agent.messages import WarningReceived, WarnWorkers
 from distlaunch.errors import Exit
 from distlaunch.supervisor import restarting, stopping
 from distlaunch.supervisor.actions import AskScheduler, Send, ShowMessage
+from distlaunch.supervisor.connecting import has_finished
 from distlaunch.supervisor.events import (
     AllocationReported,
     AttemptFailed,
@@ -33,6 +34,8 @@ ASK_CALMLY_S = 5.0
 """Seconds for the scheduler to say when the job ends. A termination warning comes long before that."""
 DOUBT_S = 10.0
 """Seconds that a success which the scheduler may have caused waits for the answer."""
+SAME_S = 0.5
+"""Seconds within which the agents of several nodes report the same signal."""
 SPARE_S = 5.0
 """Seconds of the remaining time reserved for ending the job."""
 STATUS = 128 + signal.SIGTERM
@@ -49,7 +52,7 @@ def ask_before_failing(found: AttemptFailed, state: State, now: float) -> Step:
     if state.asked:
         known = state.asked.cause
         cause = found.cause if known is None or _explains(found.cause, known) else known
-        asked = Asked(cause, state.asked.also + found.also)
+        asked = state.asked._replace(cause=cause, also=state.asked.also + found.also)
         return _hold(state.unwatched(), asked, now), ()
     may_come_from_it = found.cause.rank is None or found.cause.exit_status in _BY_SIGNALS
     if not state.spec.scheduler_answers or not may_come_from_it:
@@ -118,6 +121,13 @@ def on_allocation_reported(event: AllocationReported, state: State, now: float) 
     state = state._replace(asked=None).without_timers(Timer.ASK)
     if event.ends:
         return _ended_by_scheduler(state, event, asked, now)
+    signum = asked.cause.agent_signum if asked.cause and state.phase is Phase.RUNNING else None
+    if signum and event.ends is False and not asked.goes_on:  # other agents may be about to report it, too
+        return state._replace(asked=asked._replace(goes_on=True)).with_timer(Timer.ASK, now + SAME_S), ()
+    if signum and asked.goes_on and _all_were_stopped(state):
+        name, count = signal.Signals(signum).name, len(state.members)
+        text = f"stopped by {name}, sent to the agents on all {count} nodes"
+        return state, (JobOver(Cause(text, 128 + signum, now, cancelled=True), asked=True),)
     return (state, ()) if state.phase is Phase.STOPPING else _resume(asked, event.left_s, state, now)
 
 
@@ -126,11 +136,6 @@ def _resume(asked: Asked, left_s: float | None, state: State, now: float) -> Ste
     failed = asked.cause is not None and asked.cause.rank is not None
     if state.phase is Phase.RUNNING and state.succeeded and not failed:
         return state, (JobOver(),)
-    if asked.cause and asked.cause.agent_signum and _all_were_stopped(state):
-        name = signal.Signals(asked.cause.agent_signum).name
-        text = f"stopped by {name}, which the agents of all {len(state.members)} nodes received"
-        cause = Cause(text, 128 + asked.cause.agent_signum, now, cancelled=True)
-        return state, (JobOver(cause, asked=True),)
     if asked.cause and (asked.cause.cancelled or state.phase is Phase.CONNECTING):
         return state, (JobOver(asked.cause, asked=True),)
     if asked.cause:
@@ -139,11 +144,12 @@ def _resume(asked: Asked, left_s: float | None, state: State, now: float) -> Ste
 
 
 def _all_were_stopped(state: State) -> bool:
-    """Return whether a signal has stopped the agents of several nodes, and no agent is left.
+    """Return whether agents of several nodes were stopped while their ranks were running, and none is left.
 
     `scancel --signal=TERM` signals all steps of a job, but not the controller in its script.
     """
-    return len(state.members) > 1 and not any(isinstance(state.nodes[node], Up) for node in state.members)
+    left = any(isinstance(state.nodes[i], Up) or has_finished(state, i) for i in state.members)
+    return len(state.members) > 1 and not left
 
 
 def _ended_by_scheduler(state: State, answer: AllocationReported, asked: Asked, now: float) -> Step:

@@ -150,28 +150,39 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
     cause = cause_of_loss(state, node, last[0].rstrip("."), now)
     told = isinstance(before, Leaving)
     if state.phase is not Phase.CONNECTING:
-        decides = state.phase is not Phase.RUNNING or not (failure.clean and _has_finished(state, node))
-        return state, (NodeLost(node, cause, told),) if decides else ()
+        return state, (_loss_of(state, node, failure, cause, told),)
     if state.spec.elastic:
-        return state.with_node(node, Unusable(failure)), () if told else (ShowMessage("warning", cause.text),)
+        state = state.without_timers(Timer.RETRY, node=node).with_node(node, Unusable(failure))
+        return state, () if told else (ShowMessage("warning", cause.text),)
     if not isinstance(state.nodes[node], Retrying):
         return state, (JobOver(cause),)
     return state, () if told else (_awaiting(state, node, cause),)
 
 
-def _has_finished(state: State, node: int) -> bool:
+def _loss_of(
+    state: State, node: int, failure: LinkFailure, cause: Cause, told: bool
+) -> NodeLost | ShowMessage:
+    """Return the loss of a node. It is none if the node's ranks had finished and nothing is left there."""
+    if state.phase is Phase.RUNNING and failure.clean and has_finished(state, node):
+        text = f"{state.label(node)}: its agent exited after its ranks had finished; output may be missing"
+        return ShowMessage("warning", text)
+    return NodeLost(node, cause, told)
+
+
+def has_finished(state: State, node: int) -> bool:
     """Return whether all ranks of a node succeeded, perhaps while this machine was suspended."""
     part = state.plan.part_of(node) if state.plan else None
     return part is not None and all(state.workers[rank].succeeded for rank in part.ranks)
 
 
-def _connects_again(state: State, now: float, elastic: bool = False) -> bool:
-    """Return whether to connect again to a node lost while others connect. Nothing has started yet.
+def _connects_again(state: State, now: float) -> bool:
+    """Return whether to connect again to a node lost while others connect. Nothing has started yet."""
+    return not state.spec.elastic and _is_in_time(state, now)
 
-    An `elastic` job does so only if too few nodes are left.
-    """
+
+def _is_in_time(state: State, now: float) -> bool:
     in_time = now < state.began_at + state.spec.limits.connect_s
-    return state.spec.takes_nodes_back and state.spec.elastic == elastic and in_time and not state.asked
+    return state.spec.takes_nodes_back and in_time and not state.asked
 
 
 def _with_rejoin(state: State) -> State:
@@ -213,7 +224,8 @@ def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
         scheduler = state.spec.allocation and state.spec.allocation.answers  # it may be ending the job
         waits = _connects_again(state, now) and not (scheduler and cause.agent_signum)
         return state, (_awaiting(state, event.node, cause) if waits else JobOver(cause),)
-    return state, (NodeLeaving(event.node, cause),)
+    finished = state.phase is Phase.RUNNING and has_finished(state, event.node)
+    return state, () if finished else (NodeLeaving(event.node, cause),)
 
 
 def _why_it_leaves(event: AgentLeaving, facts: Facts) -> str:
@@ -453,7 +465,7 @@ def _with_too_few(state: State, found: int, now: float) -> Step:
     """Wait for nodes that were lost while others connected, or end the job."""
     if any(isinstance(node, Leaving) for node in state.nodes):
         return state, ()  # wait until its link has ended, which is why there are too few
-    if again := _broken(state) if _connects_again(state, now, elastic=True) else []:
+    if again := _broken(state) if state.spec.elastic and _is_in_time(state, now) else []:
         return _reconnect(state, again, now)
     lost_nodes = [i for i, node in enumerate(state.nodes) if is_missing(node)]
     waits = returning(state) and state.due_at(Timer.REJOIN) is not None

@@ -351,7 +351,10 @@ class RankState(Frozen):
 
     @property
     def succeeded(self) -> bool:
-        """Return whether the worker exited with status 0 by itself. After a signal, that proves nothing."""
+        """Return whether the worker exited with status 0, without having been told to stop.
+
+        After a stop signal, status 0 doesn't show that its work is complete.
+        """
         return self.status == 0 and not self.stopped
 
     @property

@@ -46,7 +46,7 @@ HEALTHY_S = 300.0
 BACKOFF_MAX_S = 300.0
 MAX_PORT_MOVES = 3
 MAX_GROWTHS, GROWTHS_S = 3, 3600.0
-"""Maximum number of restarts to include the same node, in so many seconds. A node may come and go."""
+"""Maximum number of restarts within GROWTHS_S to include the same node, whose connection may be unstable."""
 
 
 def attempt_failed(found: AttemptFailed, state: State, now: float) -> Step:
@@ -352,8 +352,9 @@ def _left_words(state: State, found: int) -> str:
 def _nobody_came(state: State, found: int, now: float) -> JobOver:
     """End the job for lack of nodes. The root cause is the last attempt's, or the loss of other nodes."""
     cause, after = state.restarts[-1].cause, ""
-    gone = [index for index, node in enumerate(state.nodes) if is_missing(node)]
-    if gone and cause.node not in gone:
+    gone = [index for index in state.members if is_missing(state.nodes[index])]
+    told = cause.kind == "node_lost" and cause.node in (None, *gone)  # None: this machine was suspended
+    if gone and not told:
         names, verb = listed([state.label(index) for index in gone]), "was" if len(gone) == 1 else "were"
         text, after = f"{names} {verb} lost and did not return", f"; reason for the restart: {cause.text}"
         cause = Cause(text, Exit.NODE_LOST, now, node=gone[0], kind="node_lost")

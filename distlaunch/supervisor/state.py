@@ -160,13 +160,15 @@ class Asked(Frozen):
     """A pending question to the scheduler, with the failure and messages held back until the answer.
 
     If the job was already `ending`, the answer doesn't replace its root cause, unless that `coincides` with
-    the sign that the scheduler is ending the job, too: it may have stopped the rank that failed.
+    the sign that the scheduler is ending the job, too: it may have stopped the rank that failed. `goes_on` is
+    set once the scheduler has answered that the job goes on, if agents of other nodes may have been stopped.
     """
 
     cause: Cause | None = None
     also: tuple[ShowMessage, ...] = ()
     ending: bool = False
     coincides: bool = False
+    goes_on: bool = False
 
 
 class State(Frozen):

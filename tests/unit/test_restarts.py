@@ -785,6 +785,33 @@ def test_an_elastic_job_connects_again_to_lost_nodes_if_it_cannot_begin_without_
     assert (job.state.phase, job.state.members, job.state.restarts) == (Phase.RUNNING, (0, 1), ())
 
 
+def test_an_elastic_job_may_lose_a_node_again_that_has_reconnected() -> None:
+    job = Job(text_of("[a, b, c]", "min_nodes: 2"))
+    job.silent |= {1, 2}
+    job.obey(job.feed(up(0), up(1), lost(0), lost(1), lost(2)))
+    while not isinstance(job.state.nodes[0], Up):
+        job.obey(job.tick())
+    job.feed(LinkEnded(0, LinkFailure(Kind.NODE_DOWN, "Node failure")))
+    while job.state.phase is Phase.CONNECTING:
+        job.tick()
+        job.feed(*(unreachable(node) for node in (1, 2)))
+    assert texts(job.actions, "error")[-1].endswith("nothing was started")
+
+
+def test_the_node_that_did_not_return_is_one_of_the_last_attempt() -> None:
+    job = Job(text_of("[a, b]", "spares: [z]"))
+    job.silent.add(2)
+    job.to_running()
+    job.feed(unreachable(2))
+    job.restart()
+    missing = messages.WorkerUnstarted(1, 0, "exec", errno.ENOENT, "no such program")
+    job.obey(job.feed(missing))
+    while job.state.phase is not Phase.DONE:
+        job.feed(unreachable(2))
+        job.obey(job.tick())
+    assert (job.state.outcome, job.state.cause and job.state.cause.node) == (127, 1)
+
+
 def test_an_elastic_job_ends_if_too_few_nodes_reconnect_in_time() -> None:
     job = Job(text_of("[a, b, c]", "min_nodes: 2"))
     job.silent |= {0, 1}

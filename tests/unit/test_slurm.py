@@ -254,10 +254,12 @@ def test_a_failed_rank_counts_although_the_others_succeed_while_slurm_is_asked()
 def test_ranks_that_exit_with_0_because_their_agents_were_stopped_are_no_success(rule: str) -> None:
     """By `scancel --signal=TERM`, which signals all steps, but not the script with the controller."""
     job = inside(SLURM_JOB, f"success: {rule}")
-    assert asks(job.feed(AgentLeaving(0, 15), AgentLeaving(1, 15)))
+    assert asks(job.feed(AgentLeaving(0, 15)))
+    job.feed(CONTINUES)  # within milliseconds
+    job.feed(AgentLeaving(1, 15), after=0.1)
     job.feed(*(exited(node, rank, 0, job.now)._replace(asked=True) for node in (0, 1) for rank in (0, 1)))
-    job.feed(CONTINUES)
-    told = "stopped by SIGTERM, which the agents of all 2 nodes received"
+    job.wait(0.4)
+    told = "stopped by SIGTERM, sent to the agents on all 2 nodes"
     assert (phase(job), cause(job), job.state.outcome) == (Phase.STOPPING, told, 143)
 
 
@@ -266,6 +268,7 @@ def test_a_node_whose_agent_alone_was_stopped_is_lost() -> None:
     job = inside(SLURM_JOB)
     assert asks(job.feed(AgentLeaving(0, 15)))
     job.feed(*(exited(0, rank, 0, job.now)._replace(asked=True) for rank in (0, 1)), CONTINUES)
+    job.wait(0.5)
     told = "a was lost: its agent was stopped by signal 15 (SIGTERM)"
     assert (phase(job), cause(job)) == (Phase.RESTARTING, told)
 
