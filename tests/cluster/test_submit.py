@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -226,6 +227,14 @@ def test_stop_now_kills_the_ranks_of_a_job_but_not_its_controller(queue: Queue) 
     assert "its controller was killed" not in stopped
     (run,) = queue.directory.glob("runs/train-*")
     assert (run / "summary.json").exists()
+
+
+def test_stop_now_cancels_a_waiting_job_at_once(queue: Queue) -> None:
+    """scancel tries for a minute to send such a job a signal."""
+    job = queue.submit(SLEEPER, "slurm: {extra: [--begin=now+600]}")
+    began = time.monotonic()
+    assert f"Slurm job {job}: cancelled" in distlaunch("stop", "--now", job, status=0).stderr
+    assert time.monotonic() - began < 30.0
 
 
 def test_a_signal_to_all_steps_of_a_job_stops_it(queue: Queue, slurm: Slurm) -> None:
