@@ -23,6 +23,7 @@ import sys
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from numbers import Number
 from types import FunctionType
 from typing import Any
 
@@ -30,8 +31,8 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.check.findings import Report
 from distlaunch.cli.function import MARK
 from distlaunch.cli.job_file import Typed, check_not_simulated, load_job
-from distlaunch.errors import DistlaunchError, Exit, UsageError
-from distlaunch.job.document import flow_text
+from distlaunch.errors import DistlaunchError, Exit, JobError, Problem, UsageError
+from distlaunch.job.document import Place, flow_text, value_of
 from distlaunch.job.keys import JOB
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import plan_without_nodes
@@ -184,14 +185,10 @@ class Job:
         settings = {name: value for name, value in given.items() if value is not None}
         overrides = []
         for name, value in settings.items():
-            try:
-                overrides.append(f"{name}={flow_text(json.loads(json.dumps(value, default=_path_text)))}")
-            except (TypeError, ValueError) as error:
-                hint = "use strings, numbers, lists and dicts"
-                raise UsageError(f"{name}: can't be written to a job file: {error}; {hint}") from None
+            overrides.append(f"{name}={flow_text(_plain(name, value, _path_text))}")
         if not _file and str(script).endswith(".py"):  # gives the job its name
             _file, overrides = str(script), overrides[1:]
-        words = [str(word) for word in args]
+        words = _words(args)
         self.spec: JobSpec = load_job(_file, overrides, words, Typed(module))
         request = {"path": _file, "overrides": overrides, "args": words, "module": module}
         self._request: dict[str, Any] = {**request, "directory": os.getcwd()}  # for `cli.child`
@@ -218,6 +215,26 @@ class Job:
         """Run the job, and return its result. Ctrl-C stops the job."""
         with self.start() as run:
             return run.wait()
+
+
+def _plain(name: str, value: Any, other_text: Callable[[Any], str]) -> Any:
+    """Return the value of a key as in a job file. Raises `UsageError` if `other_text` raises TypeError."""
+    try:
+        return json.loads(json.dumps(value, default=other_text))
+    except (TypeError, ValueError) as error:
+        hint = "use strings, numbers, lists and dicts"
+        raise UsageError(f"{name}: can't be written to a job file: {error}; {hint}") from None
+
+
+def _words(args: Any) -> list[str]:
+    """Return arguments as words. Raises `JobError` for what a job file can't have as `args`."""
+    # A number of another library, such as numpy, keeps its own spelling.
+    given = _plain("args", args, lambda value: str(value) if isinstance(value, Number) else _path_text(value))
+    problems: list[Problem] = []
+    words = JOB.fields["args"].kind.check(value_of(given, Place("Job")), "args", problems)
+    if problems:
+        raise JobError(problems)
+    return list(words)
 
 
 def _path_text(value: Any) -> str:

@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,27 @@ def test_mistakes_are_known_before_anything_starts(directory: Path) -> None:
         dl.Job("ends.py", gpus_per_node=0, logs={"dir": "/proc"}).start()
     with pytest.raises(dl.DistlaunchError, match="no run matches"):
         dl.Run.attach("nothing-like-it")
+
+
+@pytest.mark.parametrize("wrong", ["--lr 0.1", None, 5, {"a": 1}, ["a", None], [["a"]], [{"a": 1}]])
+def test_args_must_be_a_list_of_words_as_in_a_job_file(directory: Path, wrong: Any) -> None:
+    with pytest.raises(dl.JobError, match=r"^Job: args(\[\d\])?: expected a (list|string), got "):
+        dl.Job("train.py", args=wrong)
+    (directory / "job.yaml").write_text("script: train.py\nargs: [first]\n")
+    with pytest.raises(dl.JobError, match="expected a "):
+        dl.Job.load("job.yaml", args=wrong)
+
+
+def test_args_can_be_paths_and_numbers(directory: Path) -> None:
+    with pytest.raises(dl.JobError, match=r'got "--lr 0\.1"; write args: \[--lr, 0\.1\]'):
+        dl.Job("train.py", args="--lr 0.1")
+    for wrong in (b"ab", [b"ab"]):
+        with pytest.raises(
+            dl.UsageError, match="args: can't be written to a job file: b'ab' has the type bytes"
+        ):
+            dl.Job("train.py", args=wrong)
+    words = ("--out", Path("a/b"), 3, 0.1, Fraction(1, 3))
+    assert dl.Job("train.py", args=words).spec.program.args == ("--out", "a/b", "3", "0.1", "1/3")
 
 
 def test_the_plan(directory: Path) -> None:
