@@ -230,9 +230,6 @@ class _Controller:
 
     def _refusal(self, arrival: Arrival) -> str:
         """Return the reason to refuse a launcher, or "" to admit it (`InboundListener.admits`)."""
-        if arrival.nodes != self._own.nodes:
-            theirs, ours = (":".join(map(str, dict.fromkeys(each.nodes))) for each in (arrival, self._own))
-            return f"it was started for {theirs} nodes, but the controller for {ours}"
         number = arrival.node_rank
         if self._gathering.ordered:
             taken = {each.node_rank for each in self._there()}

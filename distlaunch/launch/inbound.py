@@ -271,6 +271,10 @@ class InboundListener:
         if (theirs := message.get("endpoint", port)) != port:
             self._refuse(visitor, f"its endpoint's port is {str(theirs)[:9]}, not {port}", another=True)
             return
+        if arrival.nodes != ours.nodes:
+            wanted, own = (":".join(map(str, dict.fromkeys(each.nodes))) for each in (arrival, ours))
+            self._refuse(visitor, f"it was started for {wanted} nodes, but the controller for {own}")
+            return
         nonce = join.nonce()
         visitor.transcript = f"{message.get('nonce')} {nonce} {line.decode(errors='replace')}"
         visitor.send(nonce=nonce, proves=self._way)

@@ -405,13 +405,15 @@ def test_an_elastic_job_starts_with_the_fewest_and_takes_a_late_launcher_in(plac
         assert "0 of 1" in first.stdout
         (elsewhere := place / "elsewhere").mkdir()
         wrong = (
-            (elsewhere, (), "can't read the script "),
-            (place, ("--no-python",), "can't find the program "),
+            (elsewhere, "1:2", (), "can't read the script .*worker.py"),
+            (place, "1:2", ("--no-python",), "can't find the program .*worker.py"),
+            (place, "1:3", (), "it was started for 1:3 nodes, but the controller for 1:2"),
+            (place, "2", (), "it was started for 2 nodes, but the controller for 1:2"),
         )
-        for where, more, why in wrong:  # which ends no run that goes well without it
-            with launcher(where, port, *words, *more, nodes="1:2", meets="c10d") as late:
+        for where, nodes, more, why in wrong:  # which ends no run that goes well without it
+            with launcher(where, port, *words, *more, nodes=nodes, meets="c10d") as late:
                 assert late.wait() == Exit.USAGE, late.stderr
-                assert re.search(f"refused the launcher on .*: {why}.*worker.py", late.stderr), late.stderr
+                assert re.search(f"refused the launcher on .*: {why}", late.stderr), late.stderr
         with launcher(place, port, *words, "--nproc-per-node=2", nodes="1:2", meets="c10d") as second:
             workers([first, second], each=2)
             assert first.stdout.endswith(" 0 of 3\n")
