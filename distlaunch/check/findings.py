@@ -252,12 +252,13 @@ def _disks(facts: Mapping[str, Any]) -> Iterator[Finding]:
                 why = "checkpoints can't be saved there"
                 do = "make it writable, or save them elsewhere"
             yield _warning("place", what, why, do)
-        elif disk.get("free") is not None and free < LOW_DISK:
-            what = f"the disk with {path} has only {size_words(free)} free"
-            yield _warning("place", what, "writing to it may fail", "free up some space")
-        elif disk.get("files") is not None and files < LOW_FILES:
-            what = f"the disk with {path} has room for only {counted(files, 'file')} (inodes)"
-            yield _warning("place", what, "creating files may fail", "delete some files there")
+        else:
+            if disk.get("free") is not None and free < LOW_DISK:
+                what = f"the disk with {path} has only {size_words(free)} free"
+                yield _warning("place", what, "writing to it may fail", "free up some space")
+            if disk.get("files") is not None and files < LOW_FILES:
+                what = f"the disk with {path} has room for only {counted(files, 'file')} (inodes)"
+                yield _warning("place", what, "creating files may fail", "delete some files there")
 
 
 def _limits(facts: Mapping[str, Any], network: Mapping[str, Any]) -> Iterator[Finding]:

@@ -85,7 +85,7 @@ def hurried(spec: JobSpec) -> JobSpec:
 
 
 def _run_directory(spec: JobSpec) -> Iterator[Finding]:
-    """Yield a finding if the run directory can't be created, or its disk is almost full."""
+    """Yield a finding if the run directory can't be created, or its disk has no room."""
     directory = spec.logs.directory
     cannot = f"the run directory can't be created in {directory}"
     while not os.path.lexists(directory) and os.path.dirname(directory) != directory:
@@ -103,6 +103,11 @@ def _run_directory(spec: JobSpec) -> Iterator[Finding]:
         room = f"has only {size_words(free)} free on this machine"
         what = f"the disk for the run directory, {directory}, {room}"
         yield Finding("error", "place", what, "the run can't start", "free up some space, or set logs.dir")
+    elif disk.f_files and not disk.f_favail:
+        what = f"the disk for the run directory, {directory}, has no inodes left on this machine"
+        yield Finding(
+            "error", "place", what, "the run can't start", "delete some files there, or set logs.dir"
+        )
 
 
 def _code(spec: JobSpec) -> tuple[dict[str, str], bool]:

@@ -209,7 +209,11 @@ def test_names_disks_that_are_full_or_have_no_inodes_or_are_small(site: Site, tm
 
 @pytest.mark.parametrize(
     ("option", "words"),
-    [("ro", "is not writable on this machine"), ("size=64k", "has only 64 KiB free on this machine")],
+    [
+        ("ro", "is not writable on this machine"),
+        ("size=64k", "has only 64 KiB free on this machine"),
+        ("nr_inodes=1", "has no inodes left on this machine"),
+    ],
 )
 def test_names_a_run_directory_that_cannot_be_written(site: Site, option: str, words: str) -> None:
     (site.directory / "logs").mkdir()

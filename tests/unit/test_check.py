@@ -61,6 +61,14 @@ def test_a_gpu_that_no_rank_uses_may_be_busy() -> None:
     assert not any("in use" in each.what for each in found.findings)
 
 
+def test_a_disk_may_lack_both_space_and_inodes() -> None:
+    found = verdict(disk(free=4096, files=0)).findings
+    assert [each.what for each in found] == [
+        "the disk with /data has only 4 KiB free",
+        "the disk with /data has room for only 0 files (inodes)",
+    ]
+
+
 def test_finds_nothing_wrong_with_sound_nodes() -> None:
     found = verdict({})
     assert (found.findings, found.differs, found.unchecked, found.ok) == ((), {}, (), True)
