@@ -18,6 +18,7 @@ from distlaunch.agent import messages, wire
 from distlaunch.agent.network import acceptor, claim
 from distlaunch.contract import ranks_alone
 from distlaunch.errors import Exit
+from distlaunch.job.text import is_loopback
 from distlaunch.launch import join
 from distlaunch.launch.link import Link
 from distlaunch.launch.process import Peer, watch_for_silence
@@ -88,7 +89,8 @@ class InboundConnection:
     @property
     def here(self) -> bool:
         """Return whether the connection comes from this machine."""
-        return self.host == self.reached
+        # A connection to any address of 127.0.0.0/8, such as 127.0.0.2, comes from 127.0.0.1.
+        return self.host == self.reached or is_loopback(self.host)
 
     @property
     def name(self) -> str:

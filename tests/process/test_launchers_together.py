@@ -53,6 +53,16 @@ def test_workers_get_what_two_torchruns_give(tmp_path: Path) -> None:
         assert (mine["MASTER_ADDR"], mine["MASTER_PORT"]) == ("localhost", str(port))
 
 
+@pytest.mark.parametrize("where", ["--master-addr=127.0.0.2", "--rdzv-backend=c10d"])
+def test_any_loopback_address_is_of_this_machine(tmp_path: Path, where: str) -> None:
+    script(tmp_path, "import os; print(os.environ['MASTER_ADDR'], os.environ['WORLD_SIZE'])")
+    port = free_port()
+    words = (where, f"--rdzv-endpoint=127.0.0.2:{port}") if "c10d" in where else (where,)
+    with launcher(tmp_path, port, *words) as first, launcher(tmp_path, port, *words, node=1) as second:
+        assert statuses([first, second]) == [0, 0], told([first, second])
+        assert [first.stdout, second.stdout] == ["127.0.0.2 2\n", "127.0.0.2 2\n"]
+
+
 @pytest.mark.skipif(not shutil.which("systemd-tmpfiles"), reason="missing: systemd-tmpfiles (systemd)")
 def test_what_deletes_old_files_from_tmp_leaves_those_of_a_run(tmp_path: Path) -> None:
     """As after 10 days on many systems: all that did not change meanwhile is old."""
