@@ -74,9 +74,8 @@ def exit_after(serve: Callable[[], int]) -> None:
     try:
         status = serve()
     except BaseException:
-        import traceback  # a bug in distlaunch: the controller shows this stderr
-
-        traceback.print_exc()
+        # A bug in distlaunch: the controller shows this stderr. Without descriptors, no import succeeds.
+        sys.excepthook(*sys.exc_info())
     finally:
         sys.stderr.flush()
         os._exit(status)

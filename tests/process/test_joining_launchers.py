@@ -144,6 +144,15 @@ def test_waits_again_for_a_dead_launcher(place: Path, port: int, meets: str, mis
         ends(*runs)
 
 
+@pytest.mark.parametrize("most", [9, 11, 13])
+def test_shows_why_an_agent_without_descriptors_exits(place: Path, port: int, most: int) -> None:
+    limited = ["bash", "-c", f'ulimit -n {most}; exec "$@"', "bash", *OURS]
+    with launcher(place, port) as first, launcher(place, port, node=1, argv=limited) as second:
+        assert second.wait() == Exit.INTERNAL
+        assert "OSError: [Errno 24] Too many open files" in second.stderr, second.stderr
+        first.wait()
+
+
 # Who is refused
 
 
