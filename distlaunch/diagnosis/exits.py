@@ -60,6 +60,10 @@ def facts(ending: Ending) -> str:
 
 _RANK_PREFIX = r"(?m)^\[\w*rank\d+\]:?\s?"
 """Prefix that the excepthook of torch.distributed puts before each line."""
+_GROUP = "Exception Group Traceback"
+_LATER_IN_GROUP = r"(?m)^( +)\+-+ 2 -+\n(?:\1.*\n?)*"
+"""The exceptions of a group except the first. Only the innermost group ends with a line."""
+_MARGIN = r"(?m)^ +\+[-+]+(?: 1 -+)?\n|^ +[|+] ?"
 _CHAINED = (
     r"(?m)^(?:During handling of the above exception, another exception occurred"
     r"|The above exception was the direct cause of the following exception):$"
@@ -152,7 +156,7 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
     if status < 0 and status not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGKILL):
         return Words()  # no Python exception ends like this
     output, below = split_launcher(stderr)
-    output, recorded = re.sub(_RANK_PREFIX, "", output), record_text(record)
+    output, recorded = _plain(output), _plain(record_text(record))
     # torch also logs errors after which it tries again. C++ code that can't go on aborts.
     counts_logs = below or status == -signal.SIGABRT
     text = root_error(recorded or (output if counts_logs else re.sub(_LOG, "", output)))
@@ -169,6 +173,12 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
     else:
         found = TRACEBACK in output
     return Words(found or bool(recorded), peer_gone, timed_out and not lost, stack, raised, on_gpu)
+
+
+def _plain(words: str) -> str:
+    """Return output without torch's prefixes, and with the first exception of a group like any other."""
+    text = re.sub(_RANK_PREFIX, "", words)
+    return re.sub(_MARGIN, "", re.sub(_LATER_IN_GROUP, "", text)) if _GROUP in text else text
 
 
 def record_text(record: Any) -> str:
@@ -252,7 +262,7 @@ def headline(words: str, raised: bool) -> list[str]:
     The place is the innermost frame in the user's own code. Without a traceback, the line is that of torch's
     watchdog, or else the last one with a word in it (mpirun draws a rule below its message).
     """
-    text = re.sub(_RANK_PREFIX, "", without_remarks(words))
+    text = _plain(without_remarks(words))
     lines = [line for line in text.splitlines() if re.search(r"\w", line) and not re.match(_AFTERWARDS, line)]
     error = _final_exception(text)
     frames = list(re.finditer(_FRAME, error)) if raised else []

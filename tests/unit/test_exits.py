@@ -138,7 +138,40 @@ def test_distinguishes_the_loss_of_a_peer_from_a_ranks_own_errors(words: str) ->
 
 BAD = ("ValueError", "train.py:9", "bad")
 SYNTAX = f'{TRACEBACK}\n  File "/job/t.py", line 3\n    a b\n      ^\nSyntaxError: no\n'
+GROUPED = f"""  + Exception Group {TRACEBACK}
+  |   File "/job/train.py", line 14, in main
+  |     raise ExceptionGroup("several", errors)
+  | ExceptionGroup: several (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Exception Group {TRACEBACK}
+    |   File "/job/train.py", line 12, in main
+    |     raise ExceptionGroup("inner", errors)
+    | ExceptionGroup: inner (2 sub-exceptions)
+    +-+---------------- 1 ----------------
+      | {TRACEBACK}
+      |   File "/job/train.py", line 9, in step
+      |     raise ValueError("bad")
+      | ValueError: bad
+      +---------------- 2 ----------------
+      | {TRACEBACK}
+      |   File "/job/train.py", line 7, in save
+      | KeyError: 'c'
+      +------------------------------------
+    +---------------- 2 ----------------
+    | Exception Group {TRACEBACK}
+    |   File "/job/train.py", line 8, in save
+    | ExceptionGroup: other (1 sub-exception)
+    +-+---------------- 1 ----------------
+      | {TRACEBACK}
+      |   File "/job/train.py", line 7, in save
+      | KeyError: 'd'
+      +------------------------------------
+"""
+"""As Python prints exception groups. The last group's line ends all of them."""
 RAISED = {
+    "the first of a group": (GROUPED, BAD),
+    "a group, marked by torch": (re.sub("(?m)^(?=.)", "[rank3]: ", GROUPED), BAD),
+    "the only one of a group": (re.sub(r"(?s) {6}\+-+ 2 -.*(?= {6}\+-+\n)", "", GROUPED), BAD),
     "numbers left out": (raised("E: row 17 of <T at 0x7fab>"), ("E", "train.py:9", "row # of <T at #>")),
     "in a library": (raised("KeyError", "/v/lib/python3.12/json/x.py", C10D), ("KeyError", "train.py:9", "")),
     "a mistake in the script": (SYNTAX, ("SyntaxError", "t.py:3", "no")),
@@ -195,6 +228,10 @@ def test_shows_an_error_of_nccl_in_one_line() -> None:
     assert exits.headline(NCCL_LOST, True)[0].startswith("NCCL error: remote process exited or ")
     assert "frame #" not in exits.without_remarks(WATCHDOG)
     assert exits.without_remarks(MISSED) == ""
+
+
+def test_shows_the_first_exception_of_a_group_and_its_place() -> None:
+    assert exits.headline(f"step 3\n{GROUPED}", True) == ["ValueError: bad", "in step (train.py:9)"]
 
 
 def test_a_rule_below_a_message_is_no_error() -> None:
