@@ -121,13 +121,13 @@ class Environment:
         self.builder = start_child(poller, self._run, self._setup.limit_s, receive, end)
 
     def stop(self) -> None:
-        """Kill the builder, if it is running, and remove its unfinished files."""
+        """Kill the builder, if it is running, and remove its unfinished files, also if it was late."""
         if self.builder:
             self._kill()
             with suppress(ChildProcessError):  # reaped already
                 os.waitpid(self.builder, 0)
-            if not self.complete:
-                shutil.rmtree(self._new, ignore_errors=True)
+        if not self.complete:
+            shutil.rmtree(self._new, ignore_errors=True)
 
     def _kill(self) -> None:
         with suppress(OSError):  # it has just exited

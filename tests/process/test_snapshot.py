@@ -409,10 +409,15 @@ def test_why_names_the_files_that_have_changed_since_the_last_good_run(job: Path
     assert "changed)" not in distlaunch("why", cwd=job, status=0).stdout
 
 
-def test_a_setup_that_takes_too_long_ends_the_job_with_the_status_of_time_limits(job: Path) -> None:
+def test_a_setup_that_takes_too_long_ends_the_job_and_leaves_no_environment(
+    job: Path, tmp_path: Path
+) -> None:
+    """With the status of time limits."""
     spec_of(job, setup={"run": "sleep 1000"}, timeouts={"setup": "1s"})
     done = distlaunch("run", "job.yaml", cwd=job, status=124)
     assert "not finished within 1 s (timeouts.setup)" in done.stderr
+    (lock,) = (tmp_path / "home/.cache/distlaunch/sync/envs").iterdir()
+    assert lock.suffix == ".lock"
 
 
 FILLS = 'mkdir -p "$5/bin"\nprintf "#!/bin/sh\\necho {}\\n" > "$5/bin/python"\nchmod +x "$5/bin/python"\n'
