@@ -241,9 +241,11 @@ class Summary(Frozen):
     @property
     def advice(self) -> str:
         """Return advice about the first failed rank or a stall, or ""."""
-        cause = self.state.cause
+        cause, reasons = self.state.cause, self.state.stackless
         if cause and cause.kind == "stall" and not any(w.stack or w.stopped_pid for w in self.state.workers):
-            return "install py-spy on the nodes (pip install py-spy): it shows where each rank is waiting"
+            lacks = not reasons or any("py-spy is not installed" in why for why in reasons)
+            hint = "install py-spy on the nodes (pip install py-spy): it shows where each rank is waiting"
+            return hint if lacks else ""
         if cause and cause.kind == "node_lost" and cause.node is not None:
             lost = [i for i in self.state.members if isinstance(self.state.nodes[i], Lost)]
             # The controller's own node, if it is one of them, stays.

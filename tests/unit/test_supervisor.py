@@ -1429,6 +1429,19 @@ def test_names_the_innermost_frames_of_a_blocked_rank_or_once_why_there_are_none
     assert texts(job.feed(header)) == ["no stack for rank 1: its Python is starting or exiting"]
 
 
+@pytest.mark.parametrize(
+    ("why", "hinted"),
+    [("py-spy is not installed on its node (pip install py-spy)", True), ("Error: Operation failed", False)],
+)
+def test_advises_to_install_py_spy_unless_it_is_installed_and_has_failed(why: str, hinted: bool) -> None:
+    job = stalled("stop")
+    job.tick()
+    job.feed(messages.StackDumped(0, 1, why))
+    job.tick()
+    assert job.blamed == (Exit.TIMEOUT, 1, 0)
+    assert Summary(job.state, "", {}, 1.0).advice.startswith("install py-spy on the nodes") == hinted
+
+
 def test_blames_a_rank_that_a_signal_has_stopped_before_those_that_wait_for_it() -> None:
     job = stalled("stop", RanksStalled(0, (0, 1), ((1, 812),)))
     said = job.tick()
