@@ -93,7 +93,8 @@ def _workdir_key(spec: JobSpec, node: int) -> str:
     if spec.pool[node].workdir is not None:
         return f"set by {spec.pool[node].path}.workdir"
     file = spec.invocation.file
-    default = "the job file's directory" if file else "the current directory"
+    # `run --on` pipes the job to the host, in the job file's directory, which may not be the caller's.
+    default = "the job file's directory" if file else f"the current directory, {spec.program.workdir}"
     return "set by workdir" if "workdir" in spec.places else f"by default {default}"
 
 

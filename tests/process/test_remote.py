@@ -130,6 +130,18 @@ def test_ranks_run_with_this_python_and_not_with_that_of_the_controllers_host(
     assert capfd.readouterr().out == f"[node0:0] {sys.executable}\n"
 
 
+def test_names_the_directory_where_a_script_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """To the host, the job is piped; the caller may be in another directory than the job file."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir("/")
+    job = str(write_job(tmp_path, "", "gpus_per_node: 0\n"))
+    (tmp_path / "worker.py").unlink()
+    assert run_on("gpu-a", job, load_job(job), (), (), (), detach=False) == 127
+    assert f"workdir (by default the current directory, {tmp_path})\n" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("nodes", ["nodes: [alias]\nlauncher: ssh\n", ""])
 def test_a_run_that_another_host_controls_is_found_by_id_and_job_file(tmp_path: Path, nodes: str) -> None:
     """A shell stands in for ssh: it knows the host only by its alias and the job's configuration."""

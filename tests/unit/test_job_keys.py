@@ -348,7 +348,7 @@ def test_a_job_file_may_be_piped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     os.close(write)
     spec = load_job(f"/dev/fd/{read}")
     os.close(read)
-    advice = " (by default the current directory)"
+    advice = f" (by default the current directory, {tmp_path})"
     assert unstarted_advice(spec, 0, "workdir", 0) == advice
     assert (spec.name, spec.program.workdir, spec.logs.directory) == (
         "job",
