@@ -197,10 +197,13 @@ class Link:
     def close(self) -> None:
         """Close the pipes. Reap the process if it has exited."""
         self._process.close()
+        self._close_pidfd()
+        self._process.poll()  # init later reaps a guardian that is still sweeping
+
+    def _close_pidfd(self) -> None:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
-        self._process.poll()  # init later reaps a guardian that is still sweeping
 
     def kill_at(self, deadline: float) -> None:
         """Wait until `deadline` (monotonic seconds) for a stopped process to exit, then kill it."""
@@ -213,7 +216,8 @@ class Link:
         A process blocked on an unresponsive file system may survive SIGKILL.
         """
         self._ends_within(max(0.0, until - time.monotonic()))
-        self.close()
+        self._process.poll()
+        self._close_pidfd()
 
 
 class Links:

@@ -685,9 +685,7 @@ def test_a_host_without_the_queue_shows_how_a_run_of_a_job_ended(
         note_begin(run.name, str(run), HERE, Ticket("slurm", f"1{number}"))
         for word in (run.name, f"1{number}"):
             done = distlaunch("wait", word, env={**os.environ, "PATH": str(tmp_path)}, status=status)
-            told = (
-                f"can't determine whether Slurm job 1{number} goes on: squeue not found in PATH; login nodes"
-            )
+            told = f"determine whether Slurm job 1{number} will start again: squeue not found in PATH"
             assert told in done.stderr
     note(Submission("12", "job", str(tmp_path), time.time()))
     done = distlaunch("wait", "12", env={**os.environ, "PATH": str(tmp_path)}, status=1)
