@@ -234,7 +234,7 @@ class LogWriter:
         """Write out the queue while the disk makes progress, and close the files."""
         self.flush()
         if self._backlog.end():
-            _within(FLUSH_S, self._close_files)
+            within(FLUSH_S, self._close_files)
         else:
             # The thread can't be stopped, and keeps the files open.
             with self._backlog.changed:
@@ -397,7 +397,7 @@ class RunDirectory(LogWriter):
     def close(self) -> None:
         """Write out the queue, close all files, and release the locks."""
         super().close()
-        _within(FLUSH_S, self._unlock)
+        within(FLUSH_S, self._unlock)
 
     def _unlock(self) -> None:
         while self._locked:
@@ -410,16 +410,16 @@ class RunDirectory(LogWriter):
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def _within(seconds: float, close: Callable[[], None]) -> None:
-    """Close files in a thread, since that may wait for a disk, for example on NFS, and wait for so long.
+def within(seconds: float, use: Callable[[], None]) -> None:
+    """Create or close files in a thread for at most `seconds`, since the disk, perhaps on NFS, may be stuck.
 
-    If the disk is stuck, the files are closed, and locks released, when this process exits.
+    If it is, the files are closed, and locks released, when this process exits.
     """
-    thread = threading.Thread(target=close, daemon=True)
+    thread = threading.Thread(target=use, daemon=True)
     try:
         thread.start()
     except RuntimeError:  # no more threads can be started
-        close()
+        use()
     else:
         thread.join(seconds)
 

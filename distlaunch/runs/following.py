@@ -14,7 +14,7 @@ from distlaunch.errors import DistlaunchError
 from distlaunch.here import send_signal
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.recording import STDERR_BYTES, LastOutput
-from distlaunch.observers.run_directory import FRESH_S, STOPPED, fd_of
+from distlaunch.observers.run_directory import FRESH_S, STOPPED, fd_of, within
 from distlaunch.plan.workers import destinations
 from distlaunch.runs.replay import Playback, typed
 from distlaunch.runs.run import Run, document_in, has_pid_here, living, remembered, run_in
@@ -26,6 +26,8 @@ from distlaunch.supervisor.summary import STDERR, Summary
 
 _OF_SUMMARY = {"seconds": float, "lagging": tuple[str, ...], "collecting": tuple[str, ...]}
 LOOK_S = 0.1
+NOTE_S = 1.0
+"""Maximum seconds to wait for the disk with a note that helps the controller's message."""
 """Seconds between two checks of the directory, which may be on a remote disk without notifications."""
 
 
@@ -132,9 +134,7 @@ def interrupt(run: Run, at_once: bool = False) -> bool:
     if not has_pid_here(run.status.controller):
         what = f"{run.id} is controlled outside this container, or in another one"
         raise DistlaunchError(f"{what}: use `distlaunch stop {run.id}` there")
-    with contextlib.suppress(OSError):  # only a note for the controller
-        path = os.path.join(run.directory, STOPPED)
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+    within(NOTE_S, lambda: _note_stop(run.directory))
     sent = send_signal(pid, signal.SIGINT, lambda: over(run).alive)
     if sent:
         send_signal(pid, signal.SIGCONT, lambda: over(run).alive)  # the controller may be suspended
@@ -142,6 +142,12 @@ def interrupt(run: Run, at_once: bool = False) -> bool:
         time.sleep(ANOTHER_WISH_S)
         send_signal(pid, signal.SIGINT, lambda: over(run).alive)
     return sent
+
+
+def _note_stop(directory: str) -> None:
+    """Tell the controller that the signal comes from `stop`, if the disk takes that."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(os.path.join(directory, STOPPED), os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
 
 
 def outlast(run: Run, interrupts: Interrupts, tell: Callable[[int], object]) -> None:

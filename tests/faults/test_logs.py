@@ -138,6 +138,18 @@ def test_a_stalled_disk_delays_no_tear_down(tmp_path: Path, figures: Figures) ->
             assert "Traceback" not in run.stderr
 
 
+def test_stop_ends_a_run_whose_disk_is_stuck(tmp_path: Path) -> None:
+    with (
+        freezable_disk(tmp_path / "disk") as disk,
+        running(here(tmp_path, SLEEPER, logs={"dir": str(disk)})) as run,
+    ):
+        pids, (directory,) = run.wait_ready(1), disk.glob("job-*")
+        with frozen(disk):
+            stop = subprocess.Popen(harness.distlaunch_argv("stop", str(directory)))
+            wait_gone([*pids.values()], PATIENCE_S)
+        assert (stop.wait(PATIENCE_S), run.wait()) == (0, 130)
+
+
 @pytest.mark.fault(33, "the disk of metrics.file stalls", promise="1, 10")
 def test_a_stalled_disk_of_metrics_delays_no_tear_down(tmp_path: Path, figures: Figures, pace: Pace) -> None:
     with freezable_disk(tmp_path / "disk") as disk:
