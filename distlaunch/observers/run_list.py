@@ -284,10 +284,8 @@ def is_stopped(path: str, run: str = "") -> bool:
     stops, begun = list[Mapping[str, Any]](), False
     for line in lines_of(path):
         begun = begun or bool(run and line.get("run") == run)
-        if (
-            begun and not stops and line.get("requeue")
-        ):  # by the script, after the run's controller was killed
-            return False
+        if begun and not stops and line.get("requeue"):
+            return False  # by the script, after the run's controller was killed
         if line.get("stop"):
             stops.append(line)
         elif "stop" in line:  # the last one failed

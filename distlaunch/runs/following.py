@@ -26,9 +26,9 @@ from distlaunch.supervisor.summary import STDERR, Summary
 
 _OF_SUMMARY = {"seconds": float, "lagging": tuple[str, ...], "collecting": tuple[str, ...]}
 LOOK_S = 0.1
-NOTE_S = 1.0
-"""Maximum seconds to wait for the disk with a note that helps the controller's message."""
 """Seconds between two checks of the directory, which may be on a remote disk without notifications."""
+NOTE_S = 1.0
+"""Maximum seconds to wait until the disk has taken a note for the controller."""
 
 
 def attend(

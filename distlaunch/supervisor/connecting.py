@@ -478,9 +478,13 @@ def _with_too_few(state: State, found: int, now: float) -> Step:
 
 def _broken(state: State) -> list[int]:
     """Return the nodes whose connection was lost before the job began, except launchers: they come back."""
-    lost_nodes = [(i, failure_of(node)) for i, node in enumerate(state.nodes) if isinstance(node, Unusable)]
-    joined = [i for i, each in enumerate(state.spec.pool) if isinstance(each.reach, Joined)]
-    return [i for i, failure in lost_nodes if failure and failure.kind is Kind.LOST and i not in joined]
+    pool = enumerate(zip(state.nodes, state.spec.pool, strict=True))
+    ours = [(i, node) for i, (node, each) in pool if not isinstance(each.reach, Joined)]
+    return [
+        i
+        for i, node in ours
+        if isinstance(node, Unusable) and node.failure and node.failure.kind is Kind.LOST
+    ]
 
 
 def _reconnect(state: State, again: list[int], now: float) -> Step:
