@@ -245,6 +245,14 @@ class Close(Frozen):
     collects: bool = False
 
 
+class Dismiss(Frozen):
+    """Exit now: everything has arrived. Without it, an agent that has sent `AllSent` waits for a moment.
+
+    Some programs that carry a link, such as `kubectl exec` and `podman exec`, may lose the last output of a
+    process that has exited.
+    """
+
+
 # Reports: from an agent to the controller. Most of them are also events of the supervisor.
 
 
@@ -458,6 +466,12 @@ class Swept(Frozen):
     node: int
     attempt: int
     leftovers: int
+
+
+class AllSent(Frozen):
+    """The last report of a node. All output and files precede it, so none of them is missing."""
+
+    node: int
 
 
 class Reaped(Frozen):

@@ -38,10 +38,14 @@ FLUSH_S = 45.0
 
 Longer than the controller waits (`supervisor.stopping.DRAIN_S`), which reports that output is missing.
 """
+DISMISS_S = 5.0
+"""Maximum seconds for which an agent that has sent everything waits for `Dismiss`."""
 REQUEST_S = 5.0
 """Maximum seconds for which an agent that was stopped waits for the request for files to collect."""
 _READ = 1 << 18
-_WHILE_LEAVING = (messages.Ping, messages.StopWorkers, messages.Reap, messages.Close, messages.Collect)
+_WHILE_LEAVING = (
+    *(messages.Ping, messages.StopWorkers, messages.Reap, messages.Close, messages.Collect, messages.Dismiss),
+)
 """Commands that an agent still obeys while leaving. Others would start processes that nothing waits for."""
 
 
@@ -126,6 +130,7 @@ class Agent:
             messages.DialAll: self._on_dial,
             messages.Close: self._on_close,
             messages.Collect: self._on_collect,
+            messages.Dismiss: lambda command: self._lose_link(),
         }
         self._guardian = os.getppid()
         self._link_lost = self._link_full = self._leaving = self._collects = self._expects_request = False
@@ -157,7 +162,7 @@ class Agent:
         self._directory.remove()
         self._resume_guardian()
         self._flush_rest()
-        return wire.UNSENT if self._outbox.is_damaged and self._status == wire.CLEAN else self._status
+        return self._status
 
     def _hello(self) -> messages.Hello:
         """Return the first report, with facts that the controller needs for its plan.
@@ -257,16 +262,23 @@ class Agent:
         return False
 
     def _flush_rest(self) -> None:
-        """Write the remaining frames. Give up if the link accepts nothing for FLUSH_S seconds."""
+        """Write the remaining frames. Give up if the link accepts nothing for FLUSH_S seconds.
+
+        Then report that everything was sent, and wait for `Dismiss`, which can't arrive without a guardian.
+        """
         self._poller.after(FLUSH_S, "flush", self._lose_link)
         self._flush()
         while self._outbox and not self._link_lost:
             self._poller.turn()
+        if not (self._link_lost or self._outbox.is_damaged):
+            self._outbox.report(messages.AllSent(self._node))
+            self._flush()
+            self._poller.after(DISMISS_S, "flush", self._lose_link)
+            while not self._link_lost and os.getppid() == self._guardian:
+                self._poller.turn()
 
     def _lose_link(self) -> None:
         """Stop the workers and leave, because the controller is gone."""
-        if self._outbox and self._leaving and self._status == wire.CLEAN:
-            self._status = wire.UNSENT
         self._link_lost, self._expects_request = True, False
         self._poller.forget(self._link_in)
         self._poller.forget(self._link_out)

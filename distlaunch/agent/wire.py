@@ -81,12 +81,12 @@ STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 """Signals that stop an agent."""
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are termination warnings, for an agent or for the controller."""
-CLEAN, LEFT_EARLY, AGENT_DIED, NOT_CLEAN, UNSENT = 0, 72, 70, 71, 73
+CLEAN, LEFT_EARLY, AGENT_DIED, NOT_CLEAN = 0, 72, 70, 71
 """Exit statuses on the node.
 
 In order, they mean: the controller closed the agent; the agent left early; the agent was killed, but the
-guardian has swept; processes remain after the sweep; the agent was closed, but had to discard output. No
-transport exits with one of the nonzero statuses when it fails itself.
+guardian has swept; processes remain after the sweep. No transport exits with one of the nonzero statuses when
+it fails itself.
 """
 
 LEASE_S = 30.0

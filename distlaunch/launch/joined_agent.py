@@ -34,7 +34,7 @@ END_S = 600.0
 OBEYED = (
     *(messages.Ping, messages.HoldPort, messages.FindRoute, messages.StartWorkers, messages.StopWorkers),
     *(messages.Capture, messages.ReadStacks, messages.WatchUse, messages.WarnWorkers, messages.Reap),
-    messages.Close,
+    *(messages.Close, messages.Dismiss),
 )
 """The allowed commands. Only `StartWorkers` has fields for a program, arguments and paths."""
 _FIRST, _LAST = 40, 64
@@ -121,8 +121,7 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
         exit_after(lambda: _be_agent(seat, part, directory, above, own_first))
     status = guardian.watch(agent, directory, link, {signum: _FIRST + signum for signum in signums})
     directory.remove_left()
-    left = wire.UNSENT if status.exited == wire.UNSENT else wire.LEFT_EARLY
-    ended = wire.NOT_CLEAN if status.unswept else wire.AGENT_DIED if status.killed else left
+    ended = wire.NOT_CLEAN if status.unswept else wire.AGENT_DIED if status.killed else wire.LEFT_EARLY
     _report_end(seat, ended, status.killed)
     if own_first:
         _await_exit(seat.connection, signums)

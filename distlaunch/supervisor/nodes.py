@@ -139,10 +139,11 @@ class Leaving(Frozen):
 
 
 class End(Enum):
-    """The end of the job on a node. First, all of the node's processes are gone (CLEAN). Then, its output has
-    arrived, or the controller has given up on it (CLOSED)."""
+    """The end of the job on a node. First, all of the node's processes are gone (CLEAN). Then, all of its
+    output has arrived (DELIVERED). Then, nothing more can arrive (CLOSED)."""
 
     CLEAN = "clean"
+    DELIVERED = "delivered"
     CLOSED = "closed"
 
 

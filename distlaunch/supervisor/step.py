@@ -97,11 +97,11 @@ def _on_link_ended(event: LinkEnded, state: State, now: float) -> Step:
         case Connecting() as node:
             return connecting.not_connected(state, event.node, node, event.failure, now)
         case End.CLEAN:
-            state, failure = state.with_node(event.node, End.CLOSED), event.failure
-            if failure.clean or not failure.words:
-                return state, ()
-            what = f"{state.label(event.node)}: {failure.words.splitlines()[-1]}"
-            return state, (ShowMessage("warning", f"{what}; its output may be incomplete"),)
+            why = (event.failure.words or "its connection ended early").splitlines()[-1]
+            text = f"{state.label(event.node)}: {why}; its output may be incomplete"
+            return state.with_node(event.node, End.CLOSED), (ShowMessage("warning", text),)
+        case End.DELIVERED:
+            return state.with_node(event.node, End.CLOSED), ()
         case Up() | Reaping() | Leaving() as node:
             return connecting.link_ended(state, event.node, node, event.failure, now)
         case _:
@@ -164,6 +164,7 @@ HANDLERS: Mapping[type, Handler] = {
     messages.RanksStalled: _in({Phase.RUNNING}, ranks.on_ranks_stalled),
     messages.StackDumped: _of_a_rank(ranks.on_stack_dumped),
     messages.Swept: stopping.on_swept,
+    messages.AllSent: stopping.on_all_sent,
     messages.Reaped: connecting.on_reaped,
     messages.OrphansKilled: connecting.on_orphans_killed,
     messages.GuardianResumed: connecting.on_guardian_resumed,

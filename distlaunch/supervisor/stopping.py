@@ -5,7 +5,7 @@ Every `JobOver` arrives here through `allocation_end`.
 
 import signal
 
-from distlaunch.agent.messages import Close, Collect, Interrupted, Stuck, Swept
+from distlaunch.agent.messages import AllSent, Close, Collect, Dismiss, Interrupted, Stuck, Swept
 from distlaunch.agent.wire import WARNINGS
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Action, Drop, Finish, Send, ShowMessage
@@ -162,6 +162,13 @@ def on_swept(event: Swept, state: State, now: float) -> Step:
     return state, ()
 
 
+def on_all_sent(event: AllSent, state: State, now: float) -> Step:
+    """Let an agent exit, since all of its output has arrived."""
+    if state.nodes[event.node] is End.CLEAN:
+        state = state.with_node(event.node, End.DELIVERED)
+    return state, (Send(event.node, Dismiss()),)
+
+
 def drain_when_clean(state: State, now: float) -> Step:
     """Request the remaining data once every node is clean. The second rule of STOPPING."""
     if state.due_at(Timer.CLOSE) is None or state.nodes.counts.linked:
@@ -277,11 +284,12 @@ def close_overdue(state: State, now: float) -> Step:
     """
     actions: list[Action] = []
     late = [i for i, node in enumerate(state.nodes) if not is_over(node)]
-    unclean = [i for i in late if state.nodes[i] is not End.CLEAN]
+    unclean = [i for i in late if not isinstance(state.nodes[i], End)]
     for i in unclean or late:
         late_output = f"nothing arrived for {DRAIN_S:.0f} s; its output may be incomplete"
         unconfirmed = "it did not confirm its cleanup; check that no ranks are left there"
-        what = unconfirmed if unclean else late_output
+        delivered = f"its agent did not exit within {DRAIN_S:.0f} s"
+        what = unconfirmed if unclean else delivered if state.nodes[i] is End.DELIVERED else late_output
         actions += [Drop(i), ShowMessage("warning", f"gave up on {state.label(i)}: {what}")]
         state = state.with_node(i, Lost(occupied=may_be_occupied(state.nodes[i])))
     state, requests = _drain(state, now) if unclean else (state, ())

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY, UNSENT
+from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
 from distlaunch.wording import status_words
 
 TOO_OLD = "distlaunch-agent"
@@ -138,8 +138,6 @@ def classify(
         return failure._replace(kind=kind).saying(end.protocol_error)
     if end.status is not None and end.status < 0:
         return failure.saying(f"{process} was {status_words(end.status)}")
-    if end.booted and end.status == UNSENT:
-        failure = failure.saying("its agent could not send all of its ranks' output")
     if end.booted and not words and end.status == own_status and own_status not in CLEAN_STATUSES:
         # ssh exits like this if a signal ends it, and also if one ends the node's command.
         failure = failure.saying(f"its agent exited, or a signal stopped {process}")

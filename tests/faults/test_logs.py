@@ -414,7 +414,7 @@ def test_everything_moves_with_a_run_directory_that_is_renamed(tmp_path: Path, g
     assert not (tmp_path / "project/runs").exists()
 
 
-STANDS_STILL = """
+RELAY = """
 import os, subprocess, sys, threading, time
 agent = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
@@ -424,31 +424,52 @@ def commands():
         agent.stdin.flush()
     agent.stdin.close()
 
+def pieces():
+    carried = 0
+    while data := os.read(agent.stdout.fileno(), 1 << 16):
+        yield (carried := carried + len(data))
+        while data:
+            data = data[os.write(1, data):]
+        time.sleep(0.02)
+
 threading.Thread(target=commands, daemon=True).start()
-carried, limit = 0, 6 << 20
-while data := os.read(agent.stdout.fileno(), 1 << 16):
-    while data:
-        carried += (written := os.write(1, data))
-        data = data[written:]
-    time.sleep(0.02)
-    if carried > limit:
-        limit = float("inf")
+"""
+STANDS_STILL = """
+still = False
+for carried in pieces():
+    if carried > 6 << 20 and not still:
+        still = True
         time.sleep(20)
 os._exit(agent.wait())
 """
+LOSES_THE_END = """
+for carried in pieces():
+    if agent.poll() is not None:  # what is left in the pipe is lost, as by conmon
+        break
+os._exit(agent.wait())
+"""
+BREAKS = """
+for carried in pieces():
+    if carried > 6 << 20:
+        os._exit(0)
+"""
 
 
-def test_a_connection_that_stands_still_while_the_rest_is_delivered_loses_nothing(tmp_path: Path) -> None:
-    """For less time than the controller waits for it, 30 s."""
-    relay = tmp_path / "relay.py"
-    relay.write_text(STANDS_STILL)
-    far = {"nodes": ["far"], "launcher": {"command": [sys.executable, str(relay)]}}
+@pytest.mark.parametrize("relay", [STANDS_STILL, LOSES_THE_END, BREAKS], ids=["still", "lossy", "broken"])
+def test_output_that_a_connection_delivers_late_is_kept_and_what_it_loses_is_told(
+    tmp_path: Path, relay: str
+) -> None:
+    """A connection may stand still for less time than the controller waits for it, 30 s."""
+    program = tmp_path / "relay.py"
+    program.write_text(RELAY + relay)
+    far = {"nodes": ["far"], "launcher": {"command": [sys.executable, str(program)]}}
     prints = "import sys\nfor i in range(20_000):\n    sys.stdout.write(f'{i:999}\\n')\n"
     keys = {"python": sys.executable, "rendezvous": "none", "logs": {"console": "none"}, **far}
     keys["timeouts"] = {"lease": "60s"}
-    distlaunch("run", str(here(tmp_path, prints, **keys)), status=0)
+    told = distlaunch("run", str(here(tmp_path, prints, **keys)), status=0).stderr
     (log,) = tmp_path.glob("runs/*/rank0.out")
-    assert log.stat().st_size == 20_000 * 1000
+    lost = "far: its connection ended early; its output may be incomplete" in told
+    assert (log.stat().st_size == 20_000 * 1000, lost) == (relay != BREAKS, relay == BREAKS), told
 
 
 def test_a_suspended_process_does_not_take_its_disk_for_a_slow_one() -> None:

@@ -54,7 +54,11 @@ class Collect(Frozen):
     node: int
 
 
-_KINDS = (HoldPort, FindRoute, PlaceTree, StopWorkers, Capture, Reap, WarnWorkers, Close, Collect)
+class Dismiss(Frozen):
+    node: int
+
+
+_KINDS = (HoldPort, FindRoute, PlaceTree, StopWorkers, Capture, Reap, WarnWorkers, Close, Collect, Dismiss)
 KINDS: dict[type, Any] = {getattr(messages, kind.__name__): kind for kind in _KINDS}
 
 

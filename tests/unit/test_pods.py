@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distlaunch.agent.wire import LEFT_EARLY, UNSENT
+from distlaunch.agent.wire import LEFT_EARLY
 from distlaunch.errors import JobError, UsageError
 from distlaunch.job.build import build_spec
 from distlaunch.job.nodes import Surroundings
@@ -15,7 +15,7 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.job.yaml_document import parse
 from distlaunch.kubernetes.pods import Kubectl, exec_words, pods_argv, pods_listed, reach_pod
 from distlaunch.schedulers.grid_engine import Qrsh
-from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
+from distlaunch.transports.failure import Kind, ProcessEnd
 from distlaunch.transports.transport import Command
 
 
@@ -142,8 +142,3 @@ def test_a_command_that_fails_by_itself_says_nothing_of_the_ranks_on_its_node(re
     broken = way.failure(ProcessEnd("error: unexpected EOF", booted=True, status=1))
     assert (broken.kind, broken.clean) == (Kind.LOST, False)
     assert way.failure(ProcessEnd("", booted=True, status=LEFT_EARLY)).clean
-
-
-def test_says_that_an_agent_could_not_send_everything() -> None:
-    failure = Command("a", ("tsh",)).failure(ProcessEnd("", booted=True, status=UNSENT))
-    assert failure == LinkFailure(Kind.LOST, "its agent could not send all of its ranks' output")

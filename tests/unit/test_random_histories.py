@@ -296,6 +296,7 @@ class World:
             self._end_worker(agent, rank, agent.attempt, -signal.SIGTERM)
         self._tell(agent, messages.Swept(agent.node, agent.attempt, 0))
         if leave:
+            self._tell(agent, messages.AllSent(agent.node))
             self._end_link(agent, LinkFailure(Kind.LOST, clean=True))
 
     def _reap(self, agent: Agent) -> None:

@@ -46,6 +46,7 @@ EVENTS: list[Any] = [
     messages.StackDumped(NODE, 1, "Thread 7"),
     messages.OutputLost(NODE, 1, 0, 512),
     messages.Swept(NODE, 2, 5),
+    messages.AllSent(NODE),
     messages.Stuck(NODE, ({"pid": 7, "command": "x"},)),
     messages.TreeLacks(NODE, (0, 7)),
     messages.TreeProgress(NODE, 1 << 20),

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from typing_extensions import Self
 
 from distlaunch.agent import messages
-from distlaunch.agent.messages import PortHeld, RanksJoined, RanksLag, RanksStalled, RouteFound, Swept
+from distlaunch.agent.messages import (
+    AllSent,
+    PortHeld,
+    RanksJoined,
+    RanksLag,
+    RanksStalled,
+    RouteFound,
+    Swept,
+)
 from distlaunch.errors import Exit
 from distlaunch.plan.placement import Facts
 from distlaunch.runs.why import awaited
@@ -29,6 +37,7 @@ from tests.unit.orders import (
     Capture,
     Close,
     Collect,
+    Dismiss,
     FindRoute,
     HoldPort,
     PlaceTree,
@@ -148,7 +157,9 @@ class History:
             case Reap():
                 answer = [messages.Reaped(node, 1)]
             case Close():
-                answer = [Swept(node, self._began[node], 0), lost(node, clean=True)]
+                answer = [Swept(node, self._began[node], 0), AllSent(node)]
+            case Dismiss():
+                answer = [lost(node, clean=True)]
             case GiveUp():
                 answer = [lost(node, action.why, Kind.SILENT)]
         return answer
@@ -173,8 +184,8 @@ class History:
     def close(self) -> Actions:
         """Every node that is left confirms its clean-up and ends."""
         left = [node for node, each in enumerate(self.state.nodes) if not is_over(each)]
-        ends = (lost(node, clean=True) for node in left)
-        return self.feed(*(Swept(node, 0, 0) for node in left), *ends)
+        self.feed(*(each for node in left for each in (Swept(node, 0, 0), AllSent(node))))
+        return self.feed(*(lost(node, clean=True) for node in left))
 
     @property
     def interfaces(self) -> list[str | None]:
@@ -850,7 +861,7 @@ def test_a_clean_node_has_time_to_deliver_when_another_is_lost_or_given_up(given
     else:
         job.feed(lost(1), after=STOP_S + STOP_MARGIN_S - 2.0)
         assert wanted(job.wait(2.0)) == []
-    assert job.feed(lost(0, clean=True)) == [Finish()]
+    assert job.feed(AllSent(0), lost(0, clean=True)) == [Dismiss(0), Finish()]
 
 
 @pytest.mark.parametrize("end", ["clean", "lost", "given up", "insisted"])
@@ -874,9 +885,22 @@ def test_files_are_requested_once_no_rank_is_left_on_any_node(end: str) -> None:
 def test_output_that_a_clean_node_could_not_deliver_is_told() -> None:
     """srun may fail when the ranks are long gone."""
     job = History().to_stopping()
-    job.feed(Swept(0, 0, 0), Swept(1, 0, 0), lost(0, clean=True))
+    job.feed(Swept(0, 0, 0), Swept(1, 0, 0))
+    said = texts(job.feed(LinkEnded(0, LinkFailure(Kind.LOST, clean=True))), "warning")
+    assert said == ["a: its connection ended early; its output may be incomplete"]
     said = texts(job.feed(lost(1, "srun: error: unexpected eof")), "warning")
     assert said == ["b: srun: error: unexpected eof; its output may be incomplete"]
+
+
+@pytest.mark.parametrize("exits", [True, False])
+def test_a_node_that_has_sent_everything_is_only_told_to_exit(exits: bool) -> None:
+    job = History().to_stopping()
+    job.feed(*on_both(Swept, 0, 0), AllSent(0), lost(0, clean=True))
+    assert job.feed(AllSent(1)) == [Dismiss(1)]
+    if exits:
+        assert job.feed(lost(1, "srun: error: unexpected eof")) == [Finish()]
+    else:
+        assert texts(job.wait(DRAIN_S), "warning") == ["gave up on b: its agent did not exit within 30 s"]
 
 
 # Interrupts

@@ -97,6 +97,7 @@ class Step:
                 self._exit(node, spec.local_rank, -15)
         self._tell(node, messages.Swept(node, start.attempt if start else 0, 0))
         if leave:
+            self._tell(node, messages.AllSent(node))
             if self._labelled:
                 self._line(self._labels[node], b"!0")
             self._labels.pop(node)
