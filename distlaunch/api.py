@@ -256,7 +256,7 @@ def _started(request: Mapping[str, Any]) -> "tuple[str, str, subprocess.Popen[by
     assert child.stdin
     assert child.stdout
     try:
-        child.stdin.write(json.dumps(request).encode() + b"\n")
+        child.stdin.write(json.dumps({**request, "program": os.getpid()}).encode() + b"\n")
         child.stdin.flush()
         known = json.loads(child.stdout.readline() or b"{}")
         if "run" in known:
@@ -449,6 +449,8 @@ def call(function: Callable[..., Any] | str, *args: Any, procs: int = 1, **more:
     did.
     """
     keys = {name: value for name, value in more.items() if name.partition(".")[0] in JOB.fields}
+    for key in keys.keys() & {"procs_per_node", "module"}:
+        raise UsageError(f"call() sets {key} itself; use `procs` for the number of ranks per node")
     packed = _packed_call(function, args, {name: value for name, value in more.items() if name not in keys})
     job = Job(module="distlaunch", procs_per_node=procs, **keys)
     job._request["call"] = packed

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -32,6 +33,8 @@ from distlaunch.supervisor.nodes import WorkerPhase
 from distlaunch.supervisor.state import Phase, State
 
 DETACH = b"detach\n"
+LOOK_S = 1.0
+"""Seconds between two looks for the program."""
 
 
 class Announcer(Observer):
@@ -74,7 +77,7 @@ def main() -> int:
         log = os.path.join(start.directory.path, CONTROLLER_LOG)
         with contextlib.suppress(OSError), open(log, "ab", buffering=0) as errors:
             os.dup2(errors.fileno(), 2)
-        threading.Thread(target=_watch_program, args=(signals,), daemon=True).start()
+        threading.Thread(target=_watch_program, args=(signals, request["program"]), daemon=True).start()
         gc.freeze()  # imported objects are never garbage
         summary = supervise(start, Shown(signals), [Announcer()])
         ask_for_another(summary.state, say)
@@ -91,12 +94,13 @@ def _calling(spec: JobSpec, packed: list[str]) -> JobSpec:
     return spec._replace(program=program, invocation=spec.invocation._replace(placeholders=False))
 
 
-def _watch_program(signals: Signals) -> None:
-    """Stop the job when the program is gone."""
-    try:
-        words = sys.stdin.buffer.readline()
-    except OSError:
-        words = b""
+def _watch_program(signals: Signals, program: int) -> None:
+    """Stop the job when the program is gone, even if a process that it forked keeps stdin open."""
+    while not select.select([0], [], [], LOOK_S)[0] and os.getppid() == program:
+        pass
+    words = b""
+    with contextlib.suppress(OSError):
+        words = sys.stdin.buffer.readline() if select.select([0], [], [], 0.0)[0] else b""
     if words != DETACH:
         signals.send(signal.SIGTERM)
 

@@ -304,8 +304,9 @@ def _overridden(document: Value, text: str) -> Value:
         raise UsageError(f"--set {text}: expected key=value, for example --set timeouts.job=1h")
     source = f"--set {path}"
     new = parse(value, source)
-    # An empty value, or one that YAML reads as a comment.
-    if isinstance(new, Scalar) and new.value is None and not new.text:
+    # An empty value, or one that YAML reads as a comment, or whose end it does.
+    is_empty = isinstance(new, Scalar) and new.value is None and not new.text
+    if isinstance(new, Scalar) and (is_empty or re.match(r"\s+#", value.strip().removeprefix(new.text))):
         new = Scalar(value, new.place, value)
     steps = [step for part in path.split(".") for step in part.replace("]", "").split("[")]
     if len(steps) > MAX_DEPTH:

@@ -182,9 +182,11 @@ def _submitted(spec: JobSpec, scheduler: Scheduler, script: str) -> tuple[str, P
         if isinstance(error, ToolMissingError):
             on = "to submit from elsewhere, use --on HOST, where the PATH of SSH commands must contain it"
             raise DistlaunchError(f"{error}; {on}; for another scheduler, use --to") from None
+        advice = "before you submit the job again, check whether it is in the queue"
         if re.search(_UNANSWERED, str(error)):
-            advice = "before you submit the job again, check whether it is in the queue"
             raise DistlaunchError(f"{error}; {advice}") from None
+        if isinstance(error, KeyboardInterrupt):
+            say(f"interrupted; {advice}")
         raise
     note(Submission(queued, spec.name, directory, time.time(), "", scheduler.name, spec.invocation.file))
     if Ticket(scheduler.name, queued) not in submissions():

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from math import prod
 from os.path import basename
 from typing import TYPE_CHECKING
@@ -24,6 +25,28 @@ _LETTERS = {
     "tasks-per-node": "ntasks-per-node",
 }
 """Short options of sbatch and srun, and other spellings."""
+_FLAGS = (
+    *(
+        "E",
+        "H",
+        "K",
+        "O",
+        "Q",
+        "X",
+        "Z",
+        "k",
+        "l",
+        "s",
+        "u",
+        "v",
+        "label",
+        "unbuffered",
+        "exclusive",
+        "overlap",
+    ),
+    *("exact", "kill-on-bad-exit", "no-kill", "pty", "quiet", "verbose", "oversubscribe", "overcommit"),
+)
+"""Options that don't take the next word as their value."""
 _COUNTS = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task")
 _VARIABLES = {
     **{f"SLURM_{name.replace('-', '_').upper()}": name for name in (*_COUNTS, "gpus-per-node", "job-name")},
@@ -65,7 +88,7 @@ def sbatch_draft(text: str, source: str, cpus: int) -> Draft:
             draft.set("python", "python")
             draft.set("slurm.setup", script.setup)
         draft.note(*line.notes, *script.left)
-        options = script.options | {name: text for name, text in _options(line.before) if name in _COUNTS}
+        options = _of_the_step(script.options, _srun_options(line.before))
         _add_ranks(draft, line, options, cpus)
         used = {*re.findall(r"\w+", " ".join(map(str, draft.keys.get("args", ()))))}
         for name in [name for name in script.rendezvous if name in used]:
@@ -123,11 +146,27 @@ def _options(words: Iterable[str]) -> list[tuple[str, str]]:
         name, _, value = word[2:].partition("=") if word.startswith("--") else (word[1:2], "", word[2:])
         if word.startswith("-"):
             found.append((_LETTERS.get(name, name), value))
-        elif found and found[-1][0] and not found[-1][1]:
+        elif found and found[-1][0] and not found[-1][1] and found[-1][0] not in _FLAGS:
             found[-1] = (found[-1][0], word)
         else:
             found.append(("", word))
     return found
+
+
+def _srun_options(words: Sequence[str]) -> dict[str, str]:
+    """Return srun's own options among the words before a program, which other programs may precede."""
+    own = list(words)[[*map(basename, words), "srun"].index("srun") + 1 :] or words
+    return dict(takewhile(lambda option: option[0], _options(own)))
+
+
+def _of_the_step(options: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of a batch script with those of its step, for which `--ntasks` is a total."""
+    counts = {name: text for name, text in own.items() if name in _COUNTS}
+    if "ntasks" in counts:
+        options = {name: text for name, text in options.items() if name != "ntasks-per-node"}
+        nodes = min(_count({**options, **counts}, "nodes") or 1, _count(counts, "ntasks") or 1)
+        counts = {"nodes": str(nodes), **counts}
+    return {**options, **counts}
 
 
 def _count(options: Mapping[str, str], name: str) -> int:

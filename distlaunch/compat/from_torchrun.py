@@ -56,13 +56,15 @@ class Line(NamedTuple):
     @property
     def env(self) -> dict[str, str]:
         """Return the variables set by the command."""
-        return dict(word.split("=", 1) for word in self.before if is_variable(word))
+        return dict(self.before[i].split("=", 1) for i in _settings(self.before))
 
     @property
     def python(self) -> str:
         """Return the explicit interpreter, or the one next to torchrun; "" = neither."""
         beside, name = os.path.split(self.words[0])
-        own = f"{beside}/{name if is_python(name) else 'python'}" if beside and name != "distlaunch" else ""
+        own = name if re.fullmatch(r"python\d+\.\d+", name) else ""
+        if beside and name != "distlaunch":
+            own = f"{beside}/{name if is_python(name) else 'python'}"
         return self.env.get("PYTHON_EXEC") or own
 
     @property
@@ -142,12 +144,23 @@ def cut_line(words: Sequence[str], at: int | None) -> Line | None:
 def _left_out(words: Sequence[str]) -> list[str]:
     """Return words before a launcher without the assignments that begin a command, which become `env`."""
     kept: list[str] = []
-    for word, after in zip(words, [*words[1:], ""], strict=False):
-        sets = is_variable(word) or (word in ("export", "env") and is_variable(after))
+    settings = _settings(words)
+    for i, word in enumerate(words):
+        sets = i in settings or (word in ("export", "env") and i + 1 in settings)
         begins = not kept or isinstance(kept[-1], _Operator)
         if not (begins and (sets or not word.strip(";&\n"))):
             kept.append(word)
     return kept
+
+
+def _settings(words: Sequence[str]) -> list[int]:
+    """Return the indices of assignments before a launcher, except those for another command."""
+    ends = [*(i for i, word in enumerate(words) if isinstance(word, _Operator)), len(words)]
+    commands = [range(start, end) for start, end in zip([0, *(i + 1 for i in ends)], ends, strict=False)]
+    settings = [[i for i in command if is_variable(words[i])] for command in commands]
+    others = [[i for i in command if words[i] not in ("export", "env")] for command in commands[:-1]]
+    apply = [mine for mine, all_words in zip(settings, others, strict=False) if mine == all_words]
+    return [i for mine in (*apply, settings[-1]) for i in mine]
 
 
 def _joined(words: Sequence[str]) -> str:

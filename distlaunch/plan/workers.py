@@ -137,8 +137,11 @@ def _hosts(plan: LaunchPlan, sources: Sequence[str | None], port: str) -> Iterat
 def _filled(worker: WorkerPlan, first: int, shared: Values) -> WorkerPlan:
     """Fill in the placeholders in arguments from index `first` and in variables that aren't inherited."""
 
+    # With `one_device`, LOCAL_RANK is 0, but like torch, the placeholder tells the workers of a node apart.
+    own = {"local_rank": worker.contract.get("CUDA_VISIBLE_DEVICES")}
+
     def value(word: str) -> str | None:
-        return worker.contract.get(VARIABLES.get(word, "")) or shared(word)
+        return own.get(word) or worker.contract.get(VARIABLES.get(word, "")) or shared(word)
 
     args = (fill(word, value) for word in worker.argv[first:])
     env = {

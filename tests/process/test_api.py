@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import signal
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -168,6 +169,23 @@ def test_a_run_ends_with_its_program_unless_it_was_detached(directory: Path, how
     wait_gone(holders_of(f"DISTLAUNCH_RUN_ID={run.id}"), 10.0)
 
 
+def test_a_job_ends_with_its_program_although_a_fork_of_it_lives(directory: Path) -> None:
+    program = """
+import distlaunch as dl, os, signal
+run = dl.Job("waits.py", gpus_per_node=0).start()
+fork = os.fork() or signal.pause()
+print(run.id, fork, flush=True)
+signal.pause()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        run_id, fork = process.stdout.readline().split()
+        kill(process.pid, signal.SIGKILL)
+        wait_gone(holders_of(f"DISTLAUNCH_RUN_ID={run_id}"), 20.0)
+        assert dl.Run.attach(run_id).wait(timeout=20).state == "CANCELLED"
+        kill(int(fork), signal.SIGKILL)
+
+
 # Functions
 
 
@@ -198,6 +216,8 @@ def test_calls_a_function_by_name_or_by_value(directory: Path) -> None:
         dl.call("own:main", os.urandom(2 << 20), y=1)
     with pytest.raises(dl.UsageError, match=r"package\.module:name"):
         dl.call("main")
+    with pytest.raises(dl.UsageError, match=r"^call\(\) sets procs_per_node itself; use `procs`"):
+        dl.call("math:sqrt", 1.0, procs_per_node=2)
 
 
 # Where it is used

@@ -447,6 +447,17 @@ def test_says_where_to_submit_from_elsewhere(tmp_path: Path, monkeypatch: pytest
         assert done.stderr == told
 
 
+def test_an_interrupted_submit_says_that_the_job_may_be_queued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path / "sbatch", "kill -INT $PPID\nexec tail -f /dev/null")
+    (tmp_path / "job.yaml").write_text("command: ['true']\ngpus_per_node: 0\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    done = distlaunch("submit", str(tmp_path / "job.yaml"), "--to", "slurm", status=130)
+    check = "before you submit the job again, check whether it is in the queue"
+    assert (done.stdout, done.stderr) == ("", f"distlaunch: interrupted; {check}\n")
+
+
 # Slurm's batch scripts
 
 

@@ -58,6 +58,8 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
     ("torchrun x.py \\\n  j '' '$k' 'l|m'", {"args": ["j", "", "$k", "l|m"]}),
     ("torchrun x.py ssh a", {"args": ["ssh", "a"]}),
     ("export A=1 B=2; env C=3 torchrun x.py", {"env": {"A": "1", "B": "2", "C": "3"}}),
+    ("export A=1; A=2 B=3 ./prep && C=4 torchrun x.py", {"env": {"A": "1", "C": "4"}}),
+    ("python3.12 -m torch.distributed.run x.py", {"python": "python3.12"}),
     (r"""torchrun x.py '(' "|;" \; '#1' | tee log""", {"args": ["(", "|;", ";", "#1"]}),
 ]
 """Each with the keys that it becomes, but for those that are AS_IT_IS; None: without that key."""

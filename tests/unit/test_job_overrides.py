@@ -24,6 +24,8 @@ from tests.unit.samples import Load, Problems, found_at
         ("", "env.A=b=c", "program.env", {"A": EnvValue("b=c")}),
         ("", "env.A=", "program.env", {"A": EnvValue("")}),
         ("", "env.A=#b", "program.env", {"A": EnvValue("#b")}),
+        ("", "env.A=b # c", "program.env", {"A": EnvValue("b # c")}),
+        ("", "env.A='b' # c", "program.env", {"A": EnvValue("b")}),
         ("args: [a, b]", "args[1]=", "program.args", ("a", "")),
         ("nodes: [a]", "nodes[0].procs=4", "nodes.0.procs", 4),
         ("nodes: ['a[1-2]']", "nodes[0].procs=4", "nodes.1.procs", 4),

@@ -97,6 +97,12 @@ def test_a_nodes_own_script_args_env_and_role_override_the_jobs() -> None:
     assert roles_of(found) == ["trainer 0 2", "reader 0 3", "reader 1 3", "trainer 1 2", "reader 2 3"]
 
 
+def test_the_placeholder_of_the_local_rank_tells_workers_apart_that_each_see_one_gpu() -> None:
+    text = "procs_per_node: 2\ngpus_per_node: 2\nvirtual_local_rank: true\nargs: ['{local_rank}']"
+    found = all_workers(plan_of(f"nodes: [a]\n{text}", 2))
+    assert [(worker.argv[-1], worker.contract["LOCAL_RANK"]) for worker in found] == [("0", "0"), ("1", "0")]
+
+
 def test_the_job_needs_no_script_if_every_node_has_one() -> None:
     nodes = "nodes: [{host: a, script: ps.py}, {host: b%s}]"
     plan = make_plan(spec_of(nodes % ", script: w.py"), {0: Facts("py", 0), 1: Facts("py", 0)}, "a")
