@@ -40,7 +40,7 @@ def _known(name: str | None) -> str | None:
     return name
 
 
-_UNANSWERED = r"(?i)timed out|did not answer|Zero Bytes were"
+_UNANSWERED = r"(?i)timed out|did not answer|Zero Bytes were|unexpected output"
 """Messages of a scheduler's command whose request may have been carried out nonetheless."""
 _METAVAR = f"[{'|'.join(TABLE)}]"
 _TO = "The scheduler. Default: the one with a section in the job file, else Slurm."

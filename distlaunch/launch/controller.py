@@ -21,7 +21,7 @@ from distlaunch.launch.start import Start, path_of_starts
 from distlaunch.observers import observers_of
 from distlaunch.observers.observer import Attempts, Observed, Observer, Observers, Printed, Shown
 from distlaunch.observers.recording import LastOutput, Recorder
-from distlaunch.observers.run_directory import STOPPED
+from distlaunch.observers.run_directory import STOPPED, within
 from distlaunch.observers.run_list import append, is_stopped, lines_of, note_end
 from distlaunch.schedulers import load
 from distlaunch.signals import Interrupts
@@ -55,6 +55,8 @@ FIRST_BEAT_S = 0.1
 Ranks often fail soon after the start. By then, the clock offsets of distant nodes must be known."""
 WATCH_S = 4.0
 """Seconds between requests for data on resource use, while an observer needs the data."""
+DECIDE_S = 10.0
+"""Maximum seconds for reading and writing the list of a job's starts, whose disk may be stuck."""
 LOOK_S = 0.5
 """Maximum seconds to look into the run directory after a signal, in case its disk hangs."""
 FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, messages.WorkerExited)
@@ -452,14 +454,17 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
     if allocation is None or not allocation.requeues or not most:
         return
     path, scheduler = path_of_starts(state.spec), load(allocation.scheduler)
-    if any(line.get("decided") == state.run_id for line in lines_of(path)):
-        return
-    append(path, {"decided": state.run_id})
-    if not is_to_go_on(state):
+    lines = list[dict[str, Any]]()
+    within(DECIDE_S, lambda: lines.extend(_decided(path, state.run_id)))
+    if {"decided": state.run_id} in lines[:-1] or not is_to_go_on(state):
         return
     from distlaunch.schedulers import queue  # imported already, by that scheduler
 
-    earlier = [line for line in lines_of(path) if "requeue" in line]
+    uncounted = f"not requeueing {allocation.name}: requeues are counted in {path}, but it can't be written"
+    if not lines:
+        tell(uncounted)
+        return
+    earlier = [line for line in lines if "requeue" in line]
     if why := _why_not_again(state, earlier):
         tell(f"not requeueing {allocation.name}: {why}")
         return
@@ -472,13 +477,21 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
             return
         append(path, {"requeue": True, "raised": early_exception(state)})
         if sum("requeue" in line for line in lines_of(path)) <= len(earlier):
-            why = "it can't be written, or others may write to it"
-            tell(f"not requeueing {allocation.name}: requeues are counted in {path}, but {why}")
+            tell(f"{uncounted}, or others may write to it")
             return
         tell(f"requeueing {allocation.name}, {len(earlier) + 1} of {most}")
         scheduler.requeue(allocation.job, os.environ)  # which may kill this process immediately
     except DistlaunchError as error:
         tell(f"can't requeue {allocation.name}: {error}")
+
+
+def _decided(path: str, run_id: str) -> list[dict[str, Any]]:
+    """Record in a list of starts that this run decides about a requeue. Return its lines, this one last."""
+    line = {"decided": run_id}
+    lines = [*lines_of(path), line]
+    if line not in lines[:-1]:
+        append(path, line)
+    return lines
 
 
 def _why_not_again(state: State, earlier: Sequence[Mapping[str, Any]]) -> str:

@@ -37,6 +37,7 @@ _WHY = {
     "array": _ARRAY,
     "output": "the job's output goes to logs.dir",
     "wait": "use `submit --wait`",
+    "cluster": "set SLURM_CLUSTERS, or use `submit --on HOST` with a host of that cluster",
 }
 
 

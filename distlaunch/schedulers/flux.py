@@ -7,6 +7,7 @@ truncates its input at the first zero byte.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import Allocation, JobSpec
 from distlaunch.job.types import LINE, Field, Integer, by_their_names
 from distlaunch.schedulers import base, queue, task
@@ -83,7 +84,10 @@ class Flux(base.Scheduler):
     def submit(self, script: str) -> str:
         """Submit with `flux batch`."""
         printed = queue.call(self.title, "flux", "batch", script).strip()
-        output = queue.call(self.title, "flux", "job", "id", "--to=dec", printed)
+        try:
+            output = queue.call(self.title, "flux", "job", "id", "--to=dec", printed)
+        except DistlaunchError:  # the job is in the queue
+            raise queue.unexpected("flux batch", printed) from None
         return queue.job_id(r"^\d+$", "flux job id", output)
 
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:

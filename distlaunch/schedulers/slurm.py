@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timezone
 
 from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.job.spec import AllocatedNode, Allocation, JobSpec
@@ -29,6 +29,8 @@ _ADVICE = (
     "container, pass on the variables of srun or mpirun"
 )
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
+_OVERRIDES = tuple(f"SBATCH_{name}" for name in ("ARRAY_INX", "CLUSTERS", "NO_REQUEUE", "REQUEUE", "WAIT"))
+"""Variables that would replace options of the script. squeue and scancel don't know SBATCH_CLUSTERS."""
 _PLAIN = (
     *("partition", "account", "qos", "constraint", "gres", "mem", "cpus_per_task"),
     *("nodelist", "exclude", "dependency", "comment", "time"),
@@ -119,7 +121,8 @@ class Slurm(base.Scheduler):
             "sbatch",
             "--reservation=maint",
             r"(?P<array>--array\b|-a)|(?P<output>--(?:output|error)\b|-[oe])|(?P<wait>--wait\b|-W)"
-            r"|--(?:wrap|parsable|open-mode|test-only)\b|(?P<nodes>--nodes\b|-N)|(?P<requeue>--(?:no-)?requeue\b)",
+            r"|--(?:wrap|parsable|open-mode|test-only)\b|(?P<nodes>--nodes\b|-N)|(?P<requeue>--(?:no-)?requeue\b)"
+            r"|(?P<cluster>--clusters?\b|-M)",
             r"--?[A-Za-z][^\0\n]*",
         ),
         **by_their_names(
@@ -293,8 +296,8 @@ class Slurm(base.Scheduler):
         _call("scontrol", "requeue", job, forgives=re.compile("pending execution"))
 
     def fate_argv(self, job: str) -> list[str]:
-        """Return the command that shows the job, with times in the local time zone."""
-        return ["scontrol", "show", "job", job, "--oneliner"]
+        """Return the command that shows the job. Local times would be ambiguous when clocks are put back."""
+        return ["env", "TZ=UTC0", "scontrol", "show", "job", job, "--oneliner"]
 
     def fate(self, starts: int, text: str, now: float) -> AllocationReported:
         """Parse the output of scontrol, which may describe a later start of the job.
@@ -374,7 +377,7 @@ def _call(*argv: str, forgives: "re.Pattern[str] | None" = None) -> str:
 
 def _passes(name: str) -> bool:
     """Return whether a variable is safe for sbatch, which uses variables of a surrounding job as options."""
-    return name in _KEPT or not name.startswith(VARIABLES)
+    return name in _KEPT or not name.startswith((*VARIABLES, *_OVERRIDES))
 
 
 def _why_completing(fields: Mapping[str, str], end: float | None) -> str:
@@ -390,6 +393,6 @@ def _why_completing(fields: Mapping[str, str], end: float | None) -> str:
 
 def _time(text: str) -> float | None:
     try:
-        return datetime.fromisoformat(text).timestamp()
+        return datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp()
     except ValueError:
         return None  # Unknown, None

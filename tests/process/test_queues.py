@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,6 +15,7 @@ import pytest
 
 from distlaunch.cli.job_file import job_of
 from distlaunch.job.spec import Allocation
+from distlaunch.launch import controller
 from distlaunch.launch.controller import ask_for_another
 from distlaunch.observers.run_directory import RunDirectory
 from distlaunch.observers.run_list import (
@@ -586,6 +588,22 @@ def test_requeues_no_job_whose_requeues_it_cannot_count(
     why = f"requeues are counted in {starts}, but it can't be written, or others may write to it"
     assert said == [f"not requeueing Slurm job 17: {why}"]
     assert "requeue" not in (tmp_path / "asked").read_text()
+
+
+def test_a_list_of_starts_on_a_stuck_disk_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event stands in for the disk, since a thread that waits for one can't be killed."""
+    thaw, said, before = threading.Event(), list[str](), {*threading.enumerate()}
+    monkeypatch.setattr(controller, "lines_of", lambda path: iter([{}] * thaw.wait()))
+    monkeypatch.setattr(controller, "DECIDE_S", 0.1)
+    ask_for_another(failed(tmp_path, Cause("why", 1, 1.0)), said.append)
+    starts = tmp_path / "slurm-17.jsonl"
+    why = f"requeues are counted in {starts}, but it can't be written"
+    assert said == [f"not requeueing Slurm job 17: {why}"]
+    thaw.set()
+    for thread in {*threading.enumerate()} - before:
+        thread.join(PATIENCE_S)
 
 
 def test_a_job_that_could_not_be_cancelled_is_not_told_as_cancelled(

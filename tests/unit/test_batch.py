@@ -161,6 +161,7 @@ MISTAKES = [
     ("slurm: {extra: [--test-only]}", "slurm.extra[0]: --test-only can't be used: distlaunch sets it"),
     ("slurm: {extra: [--nodes=5]}", "slurm.extra[0]: --nodes can't be used: set nodes"),
     ("slurm: {extra: [-N5]}", "slurm.extra[0]: -N can't be used: set nodes"),
+    ("slurm: {extra: [-Mb]}", "-M can't be used: set SLURM_CLUSTERS, or use `submit --on HOST` with"),
     ("slurm: {extra: [--no-requeue]}", "--no-requeue can't be used: set restarts.requeue"),
     ("slurm: {extra: [-o x]}", "slurm.extra[0]: -o can't be used: the job's output goes to logs.dir"),
     ("slurm: {extra: {reservation: x}}", 'a map; each item must be an option such as "--reservation='),

@@ -145,8 +145,8 @@ def shown(**changes: str) -> str:
     return " ".join(f"{name}={value}" for name, value in told.items())
 
 
-def local(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
+def shown_time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 def job_fate(text: str, starts: int = 0) -> AllocationReported:
@@ -155,13 +155,13 @@ def job_fate(text: str, starts: int = 0) -> AllocationReported:
 
 def test_reads_a_jobs_fate_from_scontrol() -> None:
     begin = 1_790_000_000.0
-    times = {"StartTime": local(begin), "EndTime": local(begin + 600)}
+    times = {"StartTime": shown_time(begin), "EndTime": shown_time(begin + 600)}
     assert scheduler.fate(0, shown(**times), begin) == AllocationReported(False, "", 600)
     assert job_fate(shown(EndTime="Unknown")) == AllocationReported(False)
     for none in ("UNLIMITED", "365-00:00:00"):
         assert scheduler.fate(0, shown(**times, TimeLimit=none), begin) == AllocationReported(False)
     ending = {"JobState": "COMPLETING", **times}
-    early = ending | {"EndTime": local(begin + 60)}
+    early = ending | {"EndTime": shown_time(begin + 60)}
     for changes, why in (
         (early | {"Reason": "TimeLimit"}, "reached its time limit"),
         (early, "was cancelled"),
@@ -175,7 +175,7 @@ def test_reads_a_jobs_fate_from_scontrol() -> None:
     timed_out = job_fate(shown(JobState="TIMEOUT"))
     assert (timed_out.why, timed_out.final) == ("reached its time limit", False)  # it may be requeued
     assert all(job_fate(shown(JobState=state)).final for state in ("CANCELLED", "NODE_FAIL"))
-    times = {"StartTime": local(time.time()), "EndTime": local(time.time() + 600), "Restarts": "2"}
+    times = {"StartTime": shown_time(time.time()), "EndTime": shown_time(time.time() + 600), "Restarts": "2"}
     assert job_fate(shown(**ending | times), starts=1).why == "was requeued"
     assert not job_fate(shown(**times), starts=2).ends
     another_task = shown(JobId="18", JobState="CANCELLED")
