@@ -450,7 +450,7 @@ def call(function: Callable[..., Any] | str, *args: Any, procs: int = 1, **more:
     """
     keys = {name: value for name, value in more.items() if name.partition(".")[0] in JOB.fields}
     for key in keys.keys() & {"procs_per_node", "module"}:
-        raise UsageError(f"call() sets {key} itself; use `procs` for the number of ranks per node")
+        raise UsageError(f"call() doesn't take {key}: it runs `function`, on `procs` ranks per node")
     packed = _packed_call(function, args, {name: value for name, value in more.items() if name not in keys})
     job = Job(module="distlaunch", procs_per_node=procs, **keys)
     job._request["call"] = packed

@@ -26,25 +26,9 @@ _LETTERS = {
 }
 """Short options of sbatch and srun, and other spellings."""
 _FLAGS = (
-    *(
-        "E",
-        "H",
-        "K",
-        "O",
-        "Q",
-        "X",
-        "Z",
-        "k",
-        "l",
-        "s",
-        "u",
-        "v",
-        "label",
-        "unbuffered",
-        "exclusive",
-        "overlap",
-    ),
-    *("exact", "kill-on-bad-exit", "no-kill", "pty", "quiet", "verbose", "oversubscribe", "overcommit"),
+    *"EHKOQXZklsuv",
+    *("label", "unbuffered", "exclusive", "overlap", "exact", "oversubscribe", "overcommit"),
+    *("kill-on-bad-exit", "no-kill", "pty", "quiet", "verbose"),
 )
 """Options that don't take the next word as their value."""
 _COUNTS = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task")

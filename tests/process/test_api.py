@@ -216,7 +216,7 @@ def test_calls_a_function_by_name_or_by_value(directory: Path) -> None:
         dl.call("own:main", os.urandom(2 << 20), y=1)
     with pytest.raises(dl.UsageError, match=r"package\.module:name"):
         dl.call("main")
-    with pytest.raises(dl.UsageError, match=r"^call\(\) sets procs_per_node itself; use `procs`"):
+    with pytest.raises(dl.UsageError, match=r"^call\(\) doesn't take procs_per_node: it runs"):
         dl.call("math:sqrt", 1.0, procs_per_node=2)
 
 
