@@ -59,7 +59,8 @@ def nothing_left() -> Iterator[None]:
     children, threads, descriptors = set(children_of(os.getpid())), _threads(), _descriptors()
     yield
     assert set(children_of(os.getpid())) <= children, "a child process is left"
-    assert not _threads() - threads, "a thread is left"
+    running = _threads() - threads
+    assert not running, f"a thread is left: {running}"
     left = {entry for entry in _descriptors() - descriptors if "/proc/" not in entry}
     assert not left, "a descriptor is left"
 

@@ -46,8 +46,11 @@ class Disk(Pipe):
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> LogWriter:
-    return LogWriter(str(tmp_path))
+def writer(tmp_path: Path) -> Iterator[LogWriter]:
+    yield LogWriter(str(tmp_path))
+    for thread in threading.enumerate():
+        if "_close_files" in thread.name:  # `short` doesn't wait for it
+            thread.join(LONG_S)
 
 
 @pytest.fixture
