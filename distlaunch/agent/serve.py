@@ -44,7 +44,8 @@ REQUEST_S = 5.0
 """Maximum seconds for which an agent that was stopped waits for the request for files to collect."""
 _READ = 1 << 18
 _WHILE_LEAVING = (
-    *(messages.Ping, messages.StopWorkers, messages.Reap, messages.Close, messages.Collect, messages.Dismiss),
+    *(messages.Ping, messages.StopWorkers, messages.Reap),
+    *(messages.Close, messages.Collect, messages.Dismiss),
 )
 """Commands that an agent still obeys while leaving. Others would start processes that nothing waits for."""
 

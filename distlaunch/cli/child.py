@@ -96,11 +96,13 @@ def _calling(spec: JobSpec, packed: list[str]) -> JobSpec:
 
 def _watch_program(signals: Signals, program: int) -> None:
     """Stop the job when the program is gone, even if a process that it forked keeps stdin open."""
-    while not select.select([0], [], [], LOOK_S)[0] and os.getppid() == program:
-        pass
+    alive, readable = True, list[int]()
+    while alive and not readable:
+        alive = os.getppid() == program  # before the look at stdin, on which its last words may be
+        readable = select.select([0], [], [], LOOK_S)[0]
     words = b""
     with contextlib.suppress(OSError):
-        words = sys.stdin.buffer.readline() if select.select([0], [], [], 0.0)[0] else b""
+        words = sys.stdin.buffer.readline() if readable else b""
     if words != DETACH:
         signals.send(signal.SIGTERM)
 

@@ -155,12 +155,15 @@ def _left_out(words: Sequence[str]) -> list[str]:
 
 def _settings(words: Sequence[str]) -> list[int]:
     """Return the indices of assignments before a launcher, except those for another command."""
-    ends = [*(i for i, word in enumerate(words) if isinstance(word, _Operator)), len(words)]
-    commands = [range(start, end) for start, end in zip([0, *(i + 1 for i in ends)], ends, strict=False)]
-    settings = [[i for i in command if is_variable(words[i])] for command in commands]
-    others = [[i for i in command if words[i] not in ("export", "env")] for command in commands[:-1]]
-    apply = [mine for mine, all_words in zip(settings, others, strict=False) if mine == all_words]
-    return [i for mine in (*apply, settings[-1]) for i in mine]
+    found: list[int] = []
+    start = 0
+    for end in [*(i for i, word in enumerate(words) if isinstance(word, _Operator)), len(words)]:
+        command = range(start, end)
+        only_sets = all(is_variable(words[i]) or words[i] in ("export", "env") for i in command)
+        if only_sets or end == len(words):
+            found += [i for i in command if is_variable(words[i])]
+        start = end + 1
+    return found
 
 
 def _joined(words: Sequence[str]) -> str:

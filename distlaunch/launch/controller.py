@@ -455,13 +455,14 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
         return
     path, scheduler = path_of_starts(state.spec), load(allocation.scheduler)
     lines = list[dict[str, Any]]()
-    within(DECIDE_S, lambda: lines.extend(_decided(path, state.run_id)))
-    if {"decided": state.run_id} in lines[:-1] or not is_to_go_on(state):
+    decision = {"decided": state.run_id}
+    is_noted = within(DECIDE_S, lambda: lines.extend(_with_line(path, decision)))
+    if decision in lines or not is_to_go_on(state):
         return
     from distlaunch.schedulers import queue  # imported already, by that scheduler
 
     uncounted = f"not requeueing {allocation.name}: requeues are counted in {path}, but it can't be written"
-    if not lines:
+    if not is_noted:
         tell(uncounted)
         return
     earlier = [line for line in lines if "requeue" in line]
@@ -485,13 +486,12 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
         tell(f"can't requeue {allocation.name}: {error}")
 
 
-def _decided(path: str, run_id: str) -> list[dict[str, Any]]:
-    """Record in a list of starts that this run decides about a requeue. Return its lines, this one last."""
-    line = {"decided": run_id}
-    lines = [*lines_of(path), line]
-    if line not in lines[:-1]:
+def _with_line(path: str, line: dict[str, Any]) -> list[dict[str, Any]]:
+    """Append a line to a list of starts unless it is there. Return the lines that were there before."""
+    before = [*lines_of(path)]
+    if line not in before:
         append(path, line)
-    return lines
+    return before
 
 
 def _why_not_again(state: State, earlier: Sequence[Mapping[str, Any]]) -> str:

@@ -410,10 +410,10 @@ class RunDirectory(LogWriter):
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def within(seconds: float, use: Callable[[], None]) -> None:
-    """Create or close files in a thread for at most `seconds`, since the disk, perhaps on NFS, may be stuck.
+def within(seconds: float, use: Callable[[], None]) -> bool:
+    """Use files in a thread for at most `seconds`, since the disk, perhaps on NFS, may be stuck.
 
-    If it is, the files are closed, and locks released, when this process exits.
+    Return whether it isn't. If it is, the files are closed, and locks released, when this process exits.
     """
     thread = threading.Thread(target=use, daemon=True)
     try:
@@ -422,6 +422,7 @@ def within(seconds: float, use: Callable[[], None]) -> None:
         use()
     else:
         thread.join(seconds)
+    return not thread.is_alive()
 
 
 def status_bytes(status: Status) -> bytes:

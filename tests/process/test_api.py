@@ -181,9 +181,11 @@ signal.pause()
         assert process.stdout
         run_id, fork = process.stdout.readline().split()
         kill(process.pid, signal.SIGKILL)
-        wait_gone(holders_of(f"DISTLAUNCH_RUN_ID={run_id}"), 20.0)
-        assert dl.Run.attach(run_id).wait(timeout=20).state == "CANCELLED"
-        kill(int(fork), signal.SIGKILL)
+        try:
+            wait_gone(holders_of(f"DISTLAUNCH_RUN_ID={run_id}"), 20.0)
+            assert dl.Run.attach(run_id).wait(timeout=20).state == "CANCELLED"
+        finally:
+            kill(int(fork), signal.SIGKILL)
 
 
 # Functions

@@ -598,12 +598,12 @@ def test_a_list_of_starts_on_a_stuck_disk_does_not_hold_up_the_end(
     monkeypatch.setattr(controller, "lines_of", lambda path: iter([{}] * thaw.wait()))
     monkeypatch.setattr(controller, "DECIDE_S", 0.1)
     ask_for_another(failed(tmp_path, Cause("why", 1, 1.0)), said.append)
-    starts = tmp_path / "slurm-17.jsonl"
-    why = f"requeues are counted in {starts}, but it can't be written"
-    assert said == [f"not requeueing Slurm job 17: {why}"]
     thaw.set()
     for thread in {*threading.enumerate()} - before:
         thread.join(PATIENCE_S)
+    starts = tmp_path / "slurm-17.jsonl"
+    why = f"requeues are counted in {starts}, but it can't be written"
+    assert said == [f"not requeueing Slurm job 17: {why}"]
 
 
 def test_a_job_that_could_not_be_cancelled_is_not_told_as_cancelled(

@@ -184,8 +184,9 @@ class History:
     def close(self) -> Actions:
         """Every node that is left confirms its clean-up and ends."""
         left = [node for node, each in enumerate(self.state.nodes) if not is_over(each)]
-        self.feed(*(each for node in left for each in (Swept(node, 0, 0), AllSent(node))))
-        return self.feed(*(lost(node, clean=True) for node in left))
+        ends = (end for node in left for end in (AllSent(node), lost(node, clean=True)))
+        done = self.feed(*(Swept(node, 0, 0) for node in left), *ends)
+        return Actions(each for each in done if not isinstance(each, Dismiss))
 
     @property
     def interfaces(self) -> list[str | None]:
