@@ -263,20 +263,24 @@ class Agent:
         return False
 
     def _flush_rest(self) -> None:
-        """Write the remaining frames. Give up if the link accepts nothing for FLUSH_S seconds.
+        """Write the remaining frames, then a report that these were all.
 
-        Then report that everything was sent, and wait for `Dismiss`, which can't arrive without a guardian.
+        Then wait for `Dismiss`, which can't arrive without a guardian.
         """
+        self._write_out()
+        if not (self._link_lost or self._outbox.is_damaged):
+            self._outbox.report(messages.AllSent(self._node))
+            self._write_out()
+            self._poller.after(DISMISS_S, "flush", self._lose_link)
+            while not self._link_lost and os.getppid() == self._guardian:
+                self._poller.turn()
+
+    def _write_out(self) -> None:
+        """Write all frames. Give up if the link accepts nothing for FLUSH_S seconds."""
         self._poller.after(FLUSH_S, "flush", self._lose_link)
         self._flush()
         while self._outbox and not self._link_lost:
             self._poller.turn()
-        if not (self._link_lost or self._outbox.is_damaged):
-            self._outbox.report(messages.AllSent(self._node))
-            self._flush()
-            self._poller.after(DISMISS_S, "flush", self._lose_link)
-            while not self._link_lost and os.getppid() == self._guardian:
-                self._poller.turn()
 
     def _lose_link(self) -> None:
         """Stop the workers and leave, because the controller is gone."""

@@ -29,7 +29,7 @@ _ADVICE = (
     "container, pass on the variables of srun or mpirun"
 )
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
-_OVERRIDES = tuple(f"SBATCH_{name}" for name in ("ARRAY_INX", "CLUSTERS", "NO_REQUEUE", "REQUEUE", "WAIT"))
+_OVERRIDES = {f"SBATCH_{name}" for name in ("ARRAY_INX", "CLUSTERS", "NO_REQUEUE", "REQUEUE", "WAIT")}
 """Variables that would replace options of the script. squeue and scancel don't know SBATCH_CLUSTERS."""
 _PLAIN = (
     *("partition", "account", "qos", "constraint", "gres", "mem", "cpus_per_task"),
@@ -377,7 +377,7 @@ def _call(*argv: str, forgives: "re.Pattern[str] | None" = None) -> str:
 
 def _passes(name: str) -> bool:
     """Return whether a variable is safe for sbatch, which uses variables of a surrounding job as options."""
-    return name in _KEPT or not name.startswith((*VARIABLES, *_OVERRIDES))
+    return name in _KEPT or not (name.startswith(VARIABLES) or name in _OVERRIDES)
 
 
 def _why_completing(fields: Mapping[str, str], end: float | None) -> str:

@@ -286,10 +286,14 @@ def close_overdue(state: State, now: float) -> Step:
     late = [i for i, node in enumerate(state.nodes) if not is_over(node)]
     unclean = [i for i in late if not isinstance(state.nodes[i], End)]
     for i in unclean or late:
+        if state.nodes[i] is End.DELIVERED:  # nothing is missing
+            text = f"{state.label(i)}: its agent did not exit within {DRAIN_S:.0f} s"
+            actions += [Drop(i), ShowMessage("warning", text)]
+            state = state.with_node(i, End.CLOSED)
+            continue
         late_output = f"nothing arrived for {DRAIN_S:.0f} s; its output may be incomplete"
         unconfirmed = "it did not confirm its cleanup; check that no ranks are left there"
-        delivered = f"its agent did not exit within {DRAIN_S:.0f} s"
-        what = unconfirmed if unclean else delivered if state.nodes[i] is End.DELIVERED else late_output
+        what = unconfirmed if unclean else late_output
         actions += [Drop(i), ShowMessage("warning", f"gave up on {state.label(i)}: {what}")]
         state = state.with_node(i, Lost(occupied=may_be_occupied(state.nodes[i])))
     state, requests = _drain(state, now) if unclean else (state, ())
