@@ -68,8 +68,8 @@ _CHAINED = (
     r"(?m)^(?:During handling of the above exception, another exception occurred"
     r"|The above exception was the direct cause of the following exception):$"
 )
-_LOG = r"(?m)^\[[WEIF]\d{4} .*"
-"""Log lines of torch's C++ code, from other threads or, after a traceback, about its consequences."""
+_LOG = r"(?m)^\[[WEIF]\d{4} .*|^\S.* NCCL (?:INFO|WARN|TRACE) .*"
+"""Log lines of torch's C++ code and of NCCL: from other threads or, after a traceback, its consequences."""
 _REMARK = (
     r"(?m)^(?:\[\w*rank\d+\]:? ?)?(?:\[?[IW]\d{4} \d\d:\d\d:\d\d\.\d+ .*|frame #\d+: .* \(0x[0-9a-f]+ in .*\)"
     r"|\[E\d{4} .*ProcessGroupNCCL.*(?:dump signal|signal dumping|dump debug info).*)\n?"
@@ -85,8 +85,13 @@ _WATCHDOG_FRAME = r"(?m)^#\d+ (.+) from (.+):(\d+)$"
 _FRAME = r'(?m)^ +File "([^"]+)", line (\d+)'
 _LIBRARY = r"/(?:site|dist)-packages/|/lib/python\d|^<frozen "
 _EXCEPTION = r"(?m)^([A-Za-z_][\w.]*)(?:: (.*))?$"
+_EXPIRED = (
+    r"(?i:timed out|time-out|\b(?:wait|socket|operation|application|connect|connection|read|write|barrier"
+    r"|request|gateway) timeout\b|timeout waiting)"
+)
+"""What torch, gloo and others say when time runs out. The word "timeout" alone may be a setting's name."""
 _TRANSIENT = (
-    r"OSError|IOError|Connect|[Tt]ime(?:d |[- ])?out|HTTP|URLError|SSL|gaierror|[Tt]emporar|[Uu]navailable"
+    rf"OSError|IOError|Connect|Timeout|{_EXPIRED}|HTTP|URLError|SSL|gaierror|[Tt]emporar|[Uu]navailable"
     r"|AcceleratorError|(?:CUDA|HIP) error|CUDA_ERROR|NCCL|ECC"
 )
 """Errors of networks, storage and devices, which might not recur in the next attempt."""
@@ -107,7 +112,6 @@ _LOST = (
     r"|failed to connect|remote process exit|ncclRemoteError|network error|pair closure"
     r"|received errors while waiting"
 )
-_WAITED = r"[Tt]im(?:ed |e)out"
 _TORCHRUN = (
     r'(?m)^Traceback \(most recent call last\):\n(?:  .*\n)*?  File ".*/torch/distributed/run\.py", line '
 )
@@ -162,7 +166,7 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
     text = root_error(recorded or (output if counts_logs else re.sub(_LOG, "", output)))
     watchdog = None if TRACEBACK in output or recorded else re.search(_WATCHDOG, output)
     error = watchdog[0] if watchdog else _of_a_collective(text)
-    lost, timed_out = re.search(_LOST, error) is not None, re.search(_WAITED, error) is not None
+    lost, timed_out = re.search(_LOST, error) is not None, re.search(_EXPIRED, error) is not None
     on_gpu, peer_gone = watchdog is not None, lost or timed_out
     stack = _watchdog_frames(output) if watchdog else python_frames(text)[::-1] if peer_gone else ()
     last = _final_exception(recorded or output)
@@ -286,10 +290,11 @@ def _final_exception(words: str) -> str:
 def _of_a_collective(error: str) -> str:
     """Return the message of an error in a collective, or "" for any other error.
 
-    Another error may have the same message. Library logs after the message aren't part of it.
+    Another error may have the same message. The source line before it and library logs after it aren't part
+    of it.
     """
-    frames = list(re.finditer(_FRAME, error))
-    message = re.split(_LOG, error[frames[-1].end() :], maxsplit=1)[0] if frames else error
+    frames, last, _ = _parsed(error)
+    message = re.split(_LOG, last.string[last.start() :], maxsplit=1)[0] if last else error
     within = bool(frames) and bool(re.search(_IN_TORCH_DISTRIBUTED, frames[-1][1]))
     return message if within or re.search(_COLLECTIVES, message) else ""
 

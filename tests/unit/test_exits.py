@@ -104,6 +104,11 @@ PEER_GONE = {
     "the store": raised("torch.distributed.DistNetworkError: failed to recv, got 0 bytes", C10D),
     "the store that ended": raised("DistNetworkError: Failed to recv, got 0 bytes. …", C10D),
     "the store's wait": raised("DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//0", C10D),
+    "the store's connection": raised("DistNetworkError: The client socket has timed out after 9000ms", C10D),
+    "a file store's wait": raised(
+        "DistStoreError: Timeout waiting for key: default_pg/0//0 after 9 ms", C10D
+    ),
+    "a barrier": raised("DistStoreError: barrier timeout after 9000ms, key: b", C10D),
     "nccl": raised(
         "DistBackendError: NCCL error in: x.cpp:77, remote process exited or …\nncclRemoteError: …\n"
     ),
@@ -111,6 +116,9 @@ PEER_GONE = {
     "what it was wrapped in": VICTIM + CAUSE + raised("RuntimeError: training failed"),
     "after an error that was only printed": OWN + "retrying\n" + VICTIM,
     "in C++": "terminate called after throwing an instance of 'gloo::IoException'\n  what():  " + GLOO,
+    "in C++, with stacks": "terminate called after throwing an instance of 'gloo::IoException'\n"
+    f"  what():  {GLOO}\nFatal Python error: Aborted\n\nThread 0x7f (most recent call first):\n"
+    '  File "/job/train.py", line 9 in step\n',
 }
 
 
@@ -126,6 +134,16 @@ OWN_ERRORS = {
     ),
     "wrong use of a collective": raised("ValueError: Invalid backend", C10D),
     "nccl's own": raised("torch.distributed.DistBackendError: NCCL error in: x.cpp, unhandled system error"),
+    "a timeout of the wrong type": raised(
+        "TypeError: Expected timeout argument to be of type datetime.timedelta, got 30", C10D
+    ),
+    "an unknown key": raised("ValueError: unknown key 'nccl_timeout'"),
+    "a usage line": "usage: t.py [--backend {nccl}] [--timeout S]\nt.py: error: unrecognized argument: -x\n",
+    "beside a collective's name": raised("RuntimeError: feature server timed out").replace(
+        "call()", "init_process_group('nccl')"
+    ),
+    "what NCCL logs then": raised("KeyError: 'x'")
+    + "gpu-a:12:34 [0] NCCL INFO misc/socket.cc:47 -> Connection closed by remote peer\n",
     "a data loader": raised("RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed. "),
 }
 
@@ -180,6 +198,10 @@ RAISED = {
     "handled": (OWN + "the lease has ended\n", None),
     "in a data loader": (raised("E: Caught") + "Original " + OWN, BAD),
     "a device": (raised("torch.AcceleratorError: CUDA error: an illegal memory access"), None),
+    "a setting's name": (
+        raised("ValueError: unknown key 'timeout'"),
+        ("ValueError", "train.py:9", "unknown key 'timeout'"),
+    ),
     "the network": (raised("requests.exceptions.ConnectTimeout: x"), None),
     "storage": (raised("OSError: [Errno 116] Stale file handle"), None),
 }
