@@ -15,7 +15,7 @@ from typing import Any
 from distlaunch.agent import messages
 from distlaunch.agent.frozen import Frozen
 from distlaunch.check.findings import Finding, Report
-from distlaunch.check.link_probe import JOIN_S, OWN_FAULT, TOTAL_S, slow_pairs, usual
+from distlaunch.check.link_probe import BUDGET_S, JOIN_S, OWN_FAULT, TOTAL_S, pairings, slow_pairs, usual
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import answers, ask_addresses
 from distlaunch.launch.agents import Agents, Ended, Place, start_of
@@ -199,20 +199,29 @@ def verdict(peers: Peers, rows: Sequence[Row], failures: Mapping[int, str]) -> R
         *(_finding(peers, "alone", pair[:1], alone, errors) for pair in slow_pairs(alone)),
     ]
     for row in whole:
-        if not findings and not row.busbw:
+        if not row.busbw and not _failed(findings):
             what = f"{row.test} across all {peers.noun}s fails, although all measured pairs work: {row.error}"
             option = "-H or, in an allocation, --set nodes=N" if peers.noun == "node" else "-n"
             do = f"to find the cause, repeat the check with fewer {peers.noun}s ({option})"
             if len(peers.labels) == 2:
                 do = "run the job with NCCL_DEBUG=INFO to see which connection fails"
-            findings = [Finding("error", "links", what, HANG, do)]
+            findings.append(Finding("error", "links", what, HANG, do))
     table = tuple((" - ".join(peers.named(pair)), _speed(best[pair]), _speed(median)) for pair in slow)
     words = f"{counted(len(peers.labels), peers.noun)}, {counted(len(best), 'pair')}, median {_speed(median)}"
     words += "".join(f", {row.test} {_speed(row.busbw)}" for row in whole)
     fine = () if findings else (f"links ({words})",)
     measurements = [{**row._asdict(), "peers": peers.named(row.peers)} for row in rows]
     document = {"median": median, "measurements": measurements}
-    return Report(tuple(findings), {}, fine, () if whole else (SKIPPED,), table, document)
+    planned = sum(map(len, pairings(range(len(peers.labels)))))
+    skipped = [] if whole else [SKIPPED]
+    if planned > len(best):
+        why = "some ranks hang or don't answer" if _failed(findings) else f"time ran out after {BUDGET_S:g} s"
+        skipped.append(f"links: {planned - len(best)} of {counted(planned, 'pair')}, because {why}")
+    return Report(tuple(findings), {}, fine, tuple(skipped), table, document)
+
+
+def _failed(findings: Sequence[Finding]) -> bool:
+    return any(finding.level == "error" for finding in findings)
 
 
 def _best(rows: Sequence[Row], test: str) -> dict[tuple[int, int], float]:

@@ -61,6 +61,13 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [*pairs(), row("all-reduce", WHOLE, 0.0)],
         ["error : all-reduce across all nodes fails, although all measured pairs work: timed out"],
     ),
+    "whole hangs beside a slow pair": (
+        [*pairs(bc=2.0), row("all-reduce", WHOLE, 0.0), row("send/recv", WHOLE, 0.0)],
+        [
+            "error : all-reduce across all nodes fails, although all measured pairs work: timed out",
+            "warning b, c: between them is slow: 2 GB/s",
+        ],
+    ),
     "a rank's own fault": (
         [{**each, "error": each["error"] and "CUDA out of memory"} for each in pairs(ad=0.0)],
         ["error a, d: between them fails: CUDA out of memory"],
@@ -98,6 +105,16 @@ def test_shows_only_slow_links_beside_the_median() -> None:
     assert slow == (("a - d", "none", "10 GB/s"), ("b - c", "2 GB/s", "10 GB/s"))
     (fine,) = judged([*pairs(), row("all-reduce", WHOLE, 4.2), row("send/recv", WHOLE, 5.0)]).fine
     assert fine == "links (4 nodes, 6 pairs, median 11 GB/s, all-reduce 4.2 GB/s, send/recv 5 GB/s)"
+
+
+def test_counts_the_pairs_that_were_not_measured() -> None:
+    whole = row("all-reduce", WHOLE, 4.2)
+    assert judged([*pairs(), whole]).unchecked == ()
+    assert judged([*pairs()[:-2], whole]).unchecked == (
+        "links: 2 of 6 pairs, because time ran out after 45 s",
+    )
+    _, words = judged([row("join", WHOLE, 0.0, [4, 5]), row("pair", (0, 1), 9.0)]).unchecked
+    assert words == "links: 5 of 6 pairs, because some ranks hang or don't answer"
 
 
 @bounded()
