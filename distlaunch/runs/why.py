@@ -233,8 +233,9 @@ def _is_minor(change: str) -> bool:
 def explain(
     run: Run, other: Run | None = None, *observers: Observer, with_stacks: bool = False
 ) -> Explanation:
-    """Explain a run, and compare it with `other` or its job's last good run. Raises `HistoryError`.
+    """Explain a run, and compare it with `other` or its job's last good run.
 
+    Raises `HistoryError` if the comparison with `other` isn't possible.
     The run's events are also passed on to `observers`. If the run is active, `with_stacks` requests the
     current stacks of its ranks, which takes a second or two.
     """
@@ -243,22 +244,17 @@ def explain(
         if not run.alive and lacks_end(past.state, document_in(run.directory)):
             raise HistoryError("lines are missing, as after a full disk")
     except HistoryError as error:
+        if other:
+            raise HistoryError(f"can't compare {run.id}: {error}") from error
         known = _recorded(run) or Explanation(run, "unknown", run.status.why or "nothing was recorded")
         return known._replace(incomplete=f"{EVENTS}: {error}")
-    state, differs, stackless, signs = past.state, {}, tuple[str, ...](), tuple[str, ...]()
+    state, stackless, signs = past.state, tuple[str, ...](), tuple[str, ...]()
     if with_stacks and run.alive and state.phase is Phase.RUNNING:
         stacks, records = _stacks_now(run, state)
         state, stackless = _with_stacks(state, stacks)
         signs = tuple(sign for record in records for sign in record.signs(_pids(state)))
-    chosen, other = other is not None, other or _last_good(run)
-    if other:
-        with contextlib.suppress(HistoryError):
-            differs = _differences(_past(other.directory), past)
-            if changed := _changed_files(other.directory, run.directory):
-                differs["code"] = changed
-    known = Explanation(run, other=other.id if other else "", chosen=chosen, differs=differs)
     succeeded = run.status.state is RunState.SUCCEEDED  # why = its controller was killed nevertheless
-    known = known._replace(
+    known = _compared(run, past, other)._replace(
         uncollected=uncollected(run.directory) or ((run.status.why,) if succeeded and run.status.why else ()),
         evidence=tuple(_evidence(run.directory, state.attempt)),
         signs=signs,
@@ -281,6 +277,22 @@ def explain(
             known = known._replace(advice=OTHER_SIZE)
         return known._replace(certainty="unknown" if run.status.state.over else "", cause=run.status.why)
     return _explained(known, state, cause, past.epoch)
+
+
+def _compared(run: Run, past: "_Past", chosen: Run | None) -> Explanation:
+    """Compare a run with the `chosen` one, or with the job's last good run if that can be read."""
+    other = chosen or _last_good(run)
+    if other is None:
+        return Explanation(run)
+    try:
+        differs = _differences(_past(other.directory), past)
+    except HistoryError as error:
+        if chosen:
+            raise HistoryError(f"can't compare {other.id}: {error}") from error
+        return Explanation(run)
+    if changed := _changed_files(other.directory, run.directory):
+        differs["code"] = changed
+    return Explanation(run, other=other.id, chosen=bool(chosen), differs=differs)
 
 
 def _with_stacks(state: State, stacks: Mapping[int, str]) -> tuple[State, tuple[str, ...]]:

@@ -100,6 +100,14 @@ def test_names_what_has_changed_since_the_last_good_run(tmp_path: Path) -> None:
     assert found["differs"] == {"args": ["0", "3"], **implied}
     assert distlaunch("why", good, "--diff", good).stdout.endswith(":\nno differences\n")
     assert distlaunch("why", good, status=0).stdout.count("\n") == 1
+    events = Path(good, "events.jsonl")
+    known = events.read_text()
+    events.write_text(known.replace('"version": ', '"version": 0.', 1))
+    assert "last good run" not in distlaunch("why", bad, status=0).stdout
+    for pair in (bad, good), (good, bad):  # either may be the one that can't be read
+        refused = distlaunch("why", pair[0], "--diff", pair[1], status=1).stderr
+        assert f"can't compare {Path(good).name}: line 1: recorded by " in refused
+    events.write_text(known)
 
 
 def test_shows_the_evidence_on_demand(tmp_path: Path) -> None:
