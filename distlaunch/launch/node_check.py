@@ -21,9 +21,10 @@ from distlaunch.job.spec import JobSpec, Program
 from distlaunch.launch.addresses import answers, ask_addresses
 from distlaunch.launch.agents import Agents, Ended, start_of
 from distlaunch.launch.port_check import PortReport, folded, try_port
-from distlaunch.launch.start import check_allocation
+from distlaunch.launch.start import check_allocation, check_here
 from distlaunch.plan.placement import Facts, make_plan
 from distlaunch.supervisor.checking import expected
+from distlaunch.transports.failure import Kind
 from distlaunch.wording import counted, listed, refused_port_words, size_words
 
 CONNECT_S = 6.0
@@ -39,9 +40,15 @@ LOCKS = ("uv.lock", "poetry.lock", "requirements*.txt")
 def check(spec: JobSpec, code: bool = False) -> Report:
     """Check the nodes of a job and, with `code`, the files on them. Raises `DistlaunchError`."""
     check_allocation(spec)
+    spares = [node.label for node in spec.membership.spares]
+    skipped = [f"spares: {listed(spares)}"] if spares else []
     spec = hurried(spec)
     lookups = ask_addresses(spec)
-    of_job, fine, plan, skipped = list(_run_directory(spec)), list[str](), None, list[str]()
+    of_job, fine, plan = list(_run_directory(spec)), list[str](), None
+    try:
+        check_here(spec)
+    except JobError as error:
+        of_job.append(Finding("error", "place", str(error), "the run can't start"))
     files, more = _code(spec) if code and not spec.sync.tree else ({}, False)
     if code and spec.sync.tree:
         skipped.append("code: `run` copies it to the nodes (sync: true)")
@@ -220,10 +227,10 @@ def _reports(spec: JobSpec, agents: Agents, probed: Mapping[int, dict[str, Any]]
 
 
 def _of_node(spec: JobSpec, agents: Agents, index: int, probed: Mapping[str, Any] | None) -> NodeReport:
-    """Return the report on a node. If its probe didn't answer, each part of the report says so."""
+    """Return the report on a node. If its agent lives but doesn't answer, each part of the report says so."""
     node = spec.nodes[index]
     failure = agents.failures.get(index)
-    if failure and index not in agents.took_s:
+    if failure and (index not in agents.took_s or failure.kind is not Kind.SILENT):
         advice = node.reach.advice(failure, spec.program_of(node).python)
         return NodeReport(node.label, failure.kind.value, advice)
     whys = dict.fromkeys(PROBED, f"no answer within {PROBE_S:g} s")

@@ -104,9 +104,7 @@ def start_run(spec: JobSpec, listener: "InboundListener | None" = None) -> Start
         from distlaunch.plan.other_launchers import under_mpirun  # few jobs are for MPI
 
         spec = under_mpirun(spec, sys.executable)
-    _check_notify(spec)
-    _check_metrics(spec)
-    _check_master(spec)
+    check_here(spec)
     began = time.monotonic()
     with suppress(OSError):  # it may exist only on the nodes
         script = digest(os.path.expanduser(own_needs(spec, 0).program))
@@ -179,21 +177,20 @@ def _joined(spec: JobSpec, node: int, run_id: str, listener: "InboundListener | 
     return listener.link(node, run_id, place.label) if listener and isinstance(place.reach, Joined) else None
 
 
-def _check_notify(spec: JobSpec) -> None:
+def check_here(spec: JobSpec) -> None:
+    """Raise `JobError` if this machine can't do what the job needs from it, nodes aside."""
     if spec.notify.command:
         from distlaunch.observers.notifier import start_error  # few jobs notify
 
         if wrong := start_error(spec.notify.command[0]):
             raise spec.error("notify.command[0]", wrong)
-
-
-def _check_metrics(spec: JobSpec) -> None:
     if spec.metrics:
         from distlaunch.observers.metrics import has_other_content  # few jobs write metrics
 
         if has_other_content(spec.metrics):
             text = f"{spec.metrics} already exists and isn't a metrics file that distlaunch wrote"
             raise spec.error("metrics.file", f"{text}; specify another file, or delete this one")
+    _check_master(spec)
 
 
 def _check_master(spec: JobSpec) -> None:

@@ -172,6 +172,30 @@ def test_names_a_missing_script_once_and_checks_what_it_can(tmp_path: Path) -> N
     assert ", software (Python " in fine and fine.endswith(", network (the port is free)")
 
 
+def test_an_agent_that_dies_during_the_check_is_an_error(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    # The agent itself is started with further options.
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && kill -9 "$PPID"\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_text(f"script: train.py\ngpus_per_node: 0\npython: {python}\n")
+    done = distlaunch("check", str(tmp_path / "job.yaml"), status=1)
+    assert "error: reach: node0: connection lost" in done.stdout, done.stdout
+
+
+def test_finds_what_run_would_refuse_and_names_what_it_leaves_out(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine\n")
+    refused = {"notify": {"command": ["./nonesuch"]}, "metrics": {"file": str(tmp_path / "notes.txt")}}
+    for key, value in refused.items():
+        status, report = checked(tmp_path, **{key: value})
+        ((level, words),) = said(report, "place")
+        assert (status, level) == (1, "error")
+        assert words in distlaunch("run", str(tmp_path / "job.yaml"), status=2).stderr
+    spare = {"host": "gpu-z", "address": "192.0.2.7"}
+    _, report = checked(tmp_path, nodes=[{"host": "localhost", "address": "192.0.2.8"}], spares=[spare])
+    assert "spares: gpu-z" in report["unchecked"]
+
+
 def test_measures_links_between_the_ranks_of_one_node(tmp_path: Path) -> None:
     env = {"PYTHONPATH": str(tmp_path), "WHERE": "{hosts:3000}"}
     job = {"command": ["touch", "started"], "env": env, "rendezvous": {"endpoint": "127.0.0.1:23456"}}
