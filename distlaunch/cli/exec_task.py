@@ -2,8 +2,10 @@
 
 import os
 import re
+import select
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -150,7 +152,8 @@ def _hosts(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
 # `cmd=get kvsname=kvs_1 key=a`, on the socket with the descriptor PMI_FD. The program also uses this socket
 # later, so nothing is initialized here.
 
-PATIENCE_S = 2.0
+START_S, FINISH_S = 600.0, 2.0
+"""Maximum seconds to wait for an answer at the start, which may need all ranks, and at the end."""
 KEY = "distlaunch"
 HOST = "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"
 """The variable that contains the name by which mpirun and the other hosts know this host."""
@@ -177,8 +180,7 @@ def finalize(descriptor: int) -> None:
     task, mpirun exits with status 1, whatever the task's status.
     """
     with suppress(OSError, DistlaunchError), socket.socket(fileno=os.dup(descriptor)) as manager:
-        manager.settimeout(PATIENCE_S)
-        _ask(manager, "cmd=finalize")
+        _ask(manager, "cmd=finalize", FINISH_S)
 
 
 def node_of(mapping: str, rank: int) -> tuple[int, int] | None:
@@ -193,14 +195,19 @@ def node_of(mapping: str, rank: int) -> tuple[int, int] | None:
     return (dealt[rank % len(dealt)], len({*dealt})) if dealt else None
 
 
-def _ask(manager: socket.socket, line: str) -> dict[str, str]:
+def _ask(manager: socket.socket, line: str, within_s: float | None = None) -> dict[str, str]:
     """Send a command to the process manager, and return the fields of its answer.
 
-    Raises OSError, or `DistlaunchError` if it refuses the command.
+    Raises OSError, also if no answer arrives within `within_s` seconds (by default, START_S), or
+    `DistlaunchError` if it refuses the command.
     """
+    within_s = within_s or START_S
     manager.sendall(line.encode() + b"\n")
-    answer = b""
+    answer, answered, until = b"", select.poll(), time.monotonic() + within_s
+    answered.register(manager, select.POLLIN)  # a timeout of the socket would also apply to the program
     while not answer.endswith(b"\n"):
+        if not answered.poll(max(0.0, until - time.monotonic()) * 1000):
+            raise TimeoutError(f"no answer to `{line}` within {within_s:g} s; perhaps a host hangs")
         piece = manager.recv(1)  # only the answer: later bytes belong to the program
         if not piece:
             raise OSError("it closed the connection")

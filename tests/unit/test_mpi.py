@@ -1,9 +1,11 @@
 """MPI: `launcher: mpirun`, and the place of a task that Open MPI 4.1 or MPICH 4.0 has started."""
 
 import re
+import socket
 
 import pytest
 
+from distlaunch.cli import exec_task
 from distlaunch.cli.exec_task import node_of, task_of
 from distlaunch.errors import DistlaunchError, JobError, UsageError
 from distlaunch.job.spec import JobSpec
@@ -155,6 +157,16 @@ def test_places_a_task_of_hydra_but_not_of_srun() -> None:
     with pytest.raises(DistlaunchError, match="PMI_FD: Bad file descriptor; if mpirun is still running"):
         task_of(gone)
     assert task_of(gone | {"MASTER_PORT": "29500"}).rank == 2
+
+
+def test_waits_for_the_ranks_of_hydra_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exec_task, "START_S", 0.01)
+    own, manager = socket.socketpair()
+    env = variables(f"PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1 PMI_FD={own.fileno()}")
+    with own, manager:
+        with pytest.raises(DistlaunchError, match=r"no answer to `cmd=get_my_kvsname` within 0\.01 s"):
+            task_of(env)
+        assert own.getblocking()
 
 
 MAPPINGS = [
