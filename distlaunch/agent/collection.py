@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fnmatch
+import itertools
 import os
 import stat
 import time
@@ -31,6 +32,7 @@ class Collection:
         self._tried: set[str] = set()
         self._sent: set[str] = set()  # names, which are the same for /ckpt and ckpt
         self._left_out: list[tuple[str, str]] = []
+        self._root = ""
         self._apart = os.path.realpath(command.apart)
         self._room, self._more = command.limit, 0  # bytes left, and files left out but not listed
         self._steps = self._all()
@@ -53,7 +55,10 @@ class Collection:
         for pattern in self._command.paths:
             path, matched = os.path.normpath(os.path.expanduser(pattern)), False
             base = "/" if os.path.isabs(path) else os.path.expanduser(self._command.workdir)
-            for found in self._search(base, path.strip("/").split("/")):
+            parts = [part for part in path.strip("/").split("/") if part != "."] or ["**"]
+            fixed = itertools.takewhile(lambda part: not {*part} & {*"*?"}, parts if base == "/" else ())
+            self._root = os.path.realpath(os.path.join(base, *fixed))
+            for found in self._search(base, parts):
                 yield
                 matched = matched or bool(found)
                 if found and found not in self._tried:
@@ -75,7 +80,7 @@ class Collection:
         """Yield the paths that match `parts` below a directory, and "" as a sign of progress.
 
         A matching directory stands for all files below it. A symlink to a directory is followed only if one
-        of the parts is its exact name.
+        of the parts is its exact name. Others are yielded, too, if nothing else can find the files there.
         """
         yield ""
         first, rest = parts[0], parts[1:]
@@ -92,10 +97,17 @@ class Collection:
         for name in names:
             path = os.path.join(directory, name)
             is_directory = os.path.isdir(path) and (name == first or not os.path.islink(path))
-            if is_directory and os.path.realpath(path) != self._apart and path.count("/") < MAX_DEPTH:
+            if is_directory and path.count("/") >= MAX_DEPTH:
+                self._leave_out(path, f"is more than {MAX_DEPTH} directories deep")
+            elif is_directory and os.path.realpath(path) != self._apart:
                 yield from self._search(path, parts if deep else rest or ["**"])
-            elif not rest and not is_directory and os.path.lexists(path):
+            elif not is_directory and os.path.lexists(path) and (not rest or self._leads_away(path)):
                 yield path
+
+    def _leads_away(self, path: str) -> bool:
+        """Return whether a path is a symlink to a directory outside of the one that is searched."""
+        inside = os.path.commonpath([os.path.realpath(path), self._root]) == self._root
+        return os.path.isdir(path) and not inside
 
     def _leave_out(self, name: str, why: str | None) -> None:
         if len(self._left_out) < MAX_LEFT_OUT:

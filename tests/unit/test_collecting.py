@@ -182,6 +182,7 @@ PATTERNS = {
     "ckpt/1/**": ["ckpt/1/.metadata", "ckpt/1/x.pt"],
     "**/x.pt": ["ckpt/1/x.pt", "ckpt/2/x.pt"],
     "**/**/a.csv": ["a.csv"],
+    "ckpt/1/.": ["ckpt/1/.metadata", "ckpt/1/x.pt"],
     "a.csv/x": [],
 }
 
@@ -192,6 +193,32 @@ def test_finds_what_a_pattern_matches_once(pattern: str, tree: Path) -> None:
     assert box.names() == PATTERNS[pattern]
     nothing = () if PATTERNS[pattern] else ((pattern, "matches nothing"),) * 2
     assert box.queued[-1] == FilesEnd(0, nothing, 0)
+
+
+@pytest.mark.parametrize("pattern", [".", "./", "ckpt/.."])
+def test_a_dot_stands_for_the_working_directory(pattern: str, tree: Path) -> None:
+    assert collected(tree, pattern).names() == collected(tree, "**").names() != []
+
+
+@pytest.mark.parametrize("pattern", ["**/*.pt", "out*/a.pt", "TREE/out*/*.pt", "TREE/**/a.pt"])
+def test_names_symlinks_to_directories_elsewhere_that_a_pattern_matches(pattern: str, tree: Path) -> None:
+    inside = tree / "ckpt"
+    (inside / "outputs").symlink_to("/usr/lib")
+    (inside / "out").symlink_to("1")
+    box = collected(inside, pattern.replace("TREE", str(inside)))
+    assert [(name.rpartition("/")[2], why) for name, why in box.queued[-1].left_out if "is " in why] == [
+        ("outputs", "is a symlink"),
+        *([("up", "is a symlink")] if "**" in pattern else []),
+    ]
+
+
+def test_names_what_is_too_deep(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "MAX_DEPTH", str(tree).count("/") + 2)
+    box = collected(tree, "**")
+    assert "ckpt/1/x.pt" not in box.names() and "a.csv" in box.names()
+    assert {path for path, why in box.queued[-1].left_out if "directories deep" in why} == {
+        f"{tree}/ckpt/{number}" for number in (1, 2)
+    }
 
 
 def test_leaves_out_logs_behind_a_symlink(tree: Path) -> None:
