@@ -125,6 +125,31 @@ def test_kills_a_notified_program_that_hangs_without_waiting_for_it(tmp_path: Pa
     assert "not delivered: restarted, finished" in run.stderr
 
 
+@pytest.mark.once
+def test_delivers_the_end_although_an_earlier_command_hangs(tmp_path: Path) -> None:
+    """All earlier notifications wait behind the first."""
+    place = shlex.quote(str(tmp_path))
+    command = f'read -r x; case $x in *\\"failed\\"*) echo "$x" >> {place}/told;; *) sleep 1000;; esac'
+    job = write_job(tmp_path, "raise SystemExit(3)", f"{TWO}restarts: {{max: 2, backoff: 0s}}\n")
+    done = distlaunch(
+        "run", str(job), "--set", f"notify.command={json.dumps(['sh', '-c', command])}", status=3
+    )
+    assert [each["event"] for each in told(tmp_path)] == ["failed"]
+    assert done.stderr.count("not delivered: restarted, restarted\n") == 1, done.stderr
+
+
+def test_notifies_once_of_ranks_that_stall_on_several_nodes(tmp_path: Path) -> None:
+    job = notifying(tmp_path, "import signal; signal.pause()", "", "on_stall: stop\ntimeouts: {stall: 2s}\n")
+    distlaunch("run", str(job), "--set", "nodes=2", status=124)
+    stalled, failed = told(tmp_path)
+    assert (stalled["event"], stalled["ranks_stalled"], stalled["nodes"]) == (
+        "stalled",
+        [0, 1, 2, 3],
+        ["node0", "node1"],
+    )
+    assert failed["event"] == "failed"
+
+
 def metrics_of(path: Path) -> dict[str, float]:
     """Each sample, without the labels that are the same for all."""
     text = re.sub(r'job="[^"]*",run="[^"]*",?', "", path.read_text()).replace("{}", "")
