@@ -170,8 +170,9 @@ def _secrets(run: Run, documents: Mapping[str, list[Any]], environ: Mapping[str,
         name for name, value in _pairs(documents) if isinstance(value, dict) and value.get("inherited")
     }
     pairs = [*_pairs(documents), *environ.items()]
-    with suppress(OSError, ValueError, yaml.YAMLError), open(run.status.file, encoding="utf-8") as file:
-        pairs += _pairs(yaml.safe_load(file))
+    unusable = (OSError, ValueError, RecursionError, yaml.YAMLError)
+    with suppress(*unusable), open(run.status.file, encoding="utf-8") as file:
+        pairs += _pairs(yaml.BaseLoader(file).get_single_data())  # numbers are kept as written
     for name, value in pairs:
         yield from _PASSWORD.findall(value) if isinstance(value, str) else ()
         secret = is_secret(name) or (name.isupper() and _BROAD.search(name)) or name in inherited

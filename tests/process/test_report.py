@@ -163,6 +163,8 @@ SECRETS = {
     "of a header": "zq-canary-09-bearer",
     "of a key": "MIIEzqCanary10" + "Ab1/" * 12,
     "inherited": "zq-canary-11-inherited",
+    "that reads as a number": "0x12345678",
+    "that reads as another number": "1234567e5",
 }
 LEAKS = """
     import os, sys
@@ -170,6 +172,7 @@ LEAKS = """
     print("TOKEN=zq-canary-06-named")
     print("connecting with", env["DB_PASS"], "and", env["MY_PASSWORD"], "to", env["DATABASE"])
     print("args", args[1:], args[2], "region", env["REGION"])
+    print("numbers", env["WANDB_API_KEY"], env["OTHER_API_KEY"])
     print("HF", env["HF_TOKEN"], "AWS AKIAIOSFODNN7EXAMPLE", env["AWS_SECRET_ACCESS_KEY"])
     print("GET / Authorization: Bearer zq-canary-09-bearer")
     print("-----BEGIN RSA PRIVATE KEY-----\\nMIIEzqCanary10" + "Ab1/" * 12)
@@ -184,6 +187,8 @@ KEYS = f"""
     env:
       DB_PASS: {SECRETS["of the job file"]}
       DATABASE: 'pg://me:{SECRETS["of a URL"]}@db/x'
+      WANDB_API_KEY: {SECRETS["that reads as a number"]}
+      OTHER_API_KEY: {SECRETS["that reads as another number"]}
       REGION: null
       HF_TOKEN: null
       AWS_SECRET_ACCESS_KEY: null
