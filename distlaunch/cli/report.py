@@ -16,7 +16,7 @@ from distlaunch.cli.runs import Which, offered
 from distlaunch.errors import UsageError
 from distlaunch.runs.run import find, replace_older
 from distlaunch.runs.submissions import end_after, run_of
-from distlaunch.wording import counted
+from distlaunch.wording import counted, listed
 
 _DIFF = "Compare with this run instead of the job's last good run."
 Diff = Annotated[str | None, Option("--diff", metavar="RUN", help=_DIFF, show_default=False)]
@@ -79,7 +79,13 @@ def bundle(
     from distlaunch.runs.bundle import bundle_of
 
     run = run_of(which)
-    files = bundle_of(run, os.environ, anonymous)
+    files, unknown = bundle_of(run, os.environ, anonymous)
+    if unknown:
+        names = listed(unknown)
+        what = f"values from the run's environment can't be hidden because they aren't set here: {names}"
+        say(
+            f"{what}; set them as they were for the run and try again, or check the files before sharing them"
+        )
     if as_json:
         print_json({"run": run.id, "files": {name: len(data) for name, data in files.items()}})
     for name, data in () if as_json else files.items():

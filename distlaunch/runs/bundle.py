@@ -4,7 +4,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +25,8 @@ SHORTEST = 6
 """Minimum characters of a secret value to search for. Shorter values could occur in any text."""
 _TEXTS = (".out", ".err", ".stack", ".log")
 """Suffixes of files with output from ranks and setups. A bundle contains only the end of each."""
+_NULLS = ("", "~", "null", "Null", "NULL")
+"""The spellings of YAML's null, which stands for the value in the environment."""
 _OWN = re.compile(r"\.$|attempt_?\d+(/\d+)?$")
 """Directories with distlaunch's files, not the job's."""
 _BROAD = re.compile("(?i)token|secret|key|passw|credential|auth")
@@ -103,15 +105,20 @@ def _pattern(words: Iterable[str], form: str) -> re.Pattern[str] | None:
     return re.compile(form.format(f"(?:{'|'.join(map(re.escape, ordered))})")) if ordered else None
 
 
-def bundle_of(run: Run, environ: Mapping[str, str], anonymous: bool = False) -> dict[str, bytes]:
-    """Return a bundle's files, keyed by name. Raises `HistoryError`.
+def bundle_of(
+    run: Run, environ: Mapping[str, str], anonymous: bool = False
+) -> tuple[dict[str, bytes], list[str]]:
+    """Return a bundle's files, keyed by name, and the variables with unknown values. Raises `HistoryError`.
 
     All files are searched for the values of the variables in `environ` that the job inherits, or whose names
-    suggest a secret.
+    suggest a secret. The values that other variables had in the environment of the run can't be hidden.
     """
     names = _names(run.directory, (".json", ".jsonl"))
     documents = {name: list(_documents(run.directory, name)) for name in names}
-    hide = Redactor(_secrets(run, documents, environ), _hosts(documents) if anonymous else {})
+    pairs = [*_pairs(documents), *_pairs(_job_file(run)), *environ.items()]
+    inherited = {name for name, value in pairs if isinstance(value, dict) and value.get("inherited")}
+    unknown = inherited - {name for name, value in pairs if isinstance(value, str) and value not in _NULLS}
+    hide = Redactor(_secrets(pairs, inherited), _hosts(documents) if anonymous else {})
     found = {}
     for name, lines in documents.items():
         indent = None if name.endswith(".jsonl") else 1
@@ -132,7 +139,7 @@ def bundle_of(run: Run, environ: Mapping[str, str], anonymous: bool = False) -> 
         report.explanation = report.explanation._replace(differs={})  # from another run's files
         shown = page(report)
     shown = hide.known(shown.replace(directory, hide.known(run.directory)))
-    return {PAGE: shown.encode(errors="replace"), **found}
+    return {PAGE: shown.encode(errors="replace"), **found}, sorted(unknown)
 
 
 def _names(directory: str, endings: tuple[str, ...]) -> list[str]:
@@ -164,15 +171,16 @@ def _end_of(directory: str, name: str) -> str:
     return ""
 
 
-def _secrets(run: Run, documents: Mapping[str, list[Any]], environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the secret values known from variables, recorded data and the job file."""
-    inherited = {
-        name for name, value in _pairs(documents) if isinstance(value, dict) and value.get("inherited")
-    }
-    pairs = [*_pairs(documents), *environ.items()]
+def _job_file(run: Run) -> Any:
+    """Return the content of the run's job file, with all values as written; None if it can't be read."""
     unusable = (OSError, ValueError, RecursionError, yaml.YAMLError)
     with suppress(*unusable), open(run.status.file, encoding="utf-8") as file:
-        pairs += _pairs(yaml.BaseLoader(file).get_single_data())  # numbers are kept as written
+        return yaml.BaseLoader(file).get_single_data()
+    return None
+
+
+def _secrets(pairs: Iterable[tuple[str, Any]], inherited: Collection[str]) -> Iterator[str]:
+    """Yield the secret values of variables and settings."""
     for name, value in pairs:
         yield from _PASSWORD.findall(value) if isinstance(value, str) else ()
         secret = is_secret(name) or (name.isupper() and _BROAD.search(name)) or name in inherited

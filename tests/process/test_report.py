@@ -213,6 +213,7 @@ def test_no_bundle_has_a_secret(tmp_path: Path, options: tuple[str, ...]) -> Non
     (run / "collected").mkdir()
     (run / "collected" / "settings.json").write_text("{}")
     done = distlaunch("bundle", *options, "-o", "run.tar.gz", cwd=tmp_path, env=environ, status=0)
+    assert "can't be hidden" not in done.stderr
     files = unpacked((tmp_path / "run.tar.gz").read_bytes())
     wanted = {"report.html", "events.jsonl", "plan.json", "evidence.jsonl", "status.json", "summary.json"}
     assert {*wanted, "rank0.out", "rank0.err"} == set(files)
@@ -224,6 +225,15 @@ def test_no_bundle_has_a_secret(tmp_path: Path, options: tuple[str, ...]) -> Non
     assert not options or os.uname().nodename not in host
     assert b"Root cause" in files["report.html"]
     assert b"connecting with" in files["rank0.out"]
+
+
+def test_says_which_inherited_values_a_bundle_can_not_hide(tmp_path: Path) -> None:
+    keys = f"{ONE}env: {{REGION: null, ZONE: null, DB_PASS: zq-canary-14}}\n"
+    environ = os.environ | {"REGION": "zq-canary-15", "ZONE": "zq-canary-16"}
+    distlaunch("run", str(write_job(tmp_path, "pass", keys)), env=environ, status=0)
+    del environ["REGION"]
+    done = distlaunch("bundle", "-o", "run.tar.gz", cwd=tmp_path, env=environ, status=0)
+    assert "can't be hidden because they aren't set here: REGION; set them" in done.stderr
 
 
 def test_a_bundle_shows_that_a_run_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
