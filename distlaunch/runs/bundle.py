@@ -134,6 +134,7 @@ def bundle_of(
             path.write_bytes(data)
         with suppress(OSError), open(fd_of(run.directory, OUTPUT_INDEX), "rb") as file:
             Path(directory, OUTPUT_INDEX).write_bytes(file.read())
+            os.utime(Path(directory, OUTPUT_INDEX), (0, os.fstat(file.fileno()).st_mtime))  # for `heard`
         status = status_of(hide.document(document_of(run.status)))
         report = report_of(run._replace(directory=directory, status=status))
         report.explanation = report.explanation._replace(differs={})  # from another run's files

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import completed, distlaunch, distlaunch_argv, running, write_job
+from tests.harness import completed, distlaunch, distlaunch_argv, running, wait_until, write_job
 from tests.process.commands import FOUR, ONE, SLEEPER
 
 VOID = {"meta", "rect", "path", "br"}
@@ -101,6 +101,20 @@ def test_reports_a_run_that_goes_on_as_a_page_as_json_and_as_a_trace(tmp_path: P
     assert [span["kind"] for span in found["spans"] if span["lane"] is None] == ["connect", "start"]
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {(1, 1), (1, 2), (2, 3), (2, 4)} <= {(each["pid"], each["tid"]) for each in events}
+
+
+def test_a_bundle_tells_when_a_hanging_run_last_printed(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "import signal; print('here', flush=True); signal.pause()", ONE)
+    run = distlaunch("run", "-d", str(job), status=0).stdout.strip()
+    index = tmp_path / "runs" / run / "output.index"
+    try:
+        wait_until(lambda: index.exists() and index.stat().st_size > 0, lambda: "no output is recorded")
+        os.utime(index, (0, 0))
+        distlaunch("bundle", run, "-o", "run.tar.gz", cwd=tmp_path, status=0)
+    finally:
+        distlaunch("stop", "--now", run)
+    page = Page(unpacked((tmp_path / "run.tar.gz").read_bytes())["report.html"].decode())
+    assert re.search(r"the last output came \d{9,} s ago", page.text)
 
 
 SAMPLED = """
