@@ -1,5 +1,6 @@
 """`logs`: prints selected lines of a run's output in order of arrival."""
 
+import math
 import os
 import re
 import sys
@@ -150,12 +151,12 @@ def print_logs(
 
 def _end_of(directory: str, choice: Choice, most: int, fold: bool) -> Choice:
     """Limit a choice to the end of the output, as far as that has the last `most` lines."""
-    size, wanted = 0, END_BYTES
+    size, wanted, since = 0, END_BYTES, math.inf
     for entry in filter(choice.takes, index_of(directory, backwards=True)):
-        size += entry.size
+        size, since = size + entry.size, min(since, entry.time)  # the clock may have been set back
         if size < wanted:
             continue
-        narrowed = choice._replace(since=entry.time)
+        narrowed = choice._replace(since=since)
         counter = LogLines(choice.pattern, most, fold)
         with closing(Playback(directory, counter, narrowed.takes)) as playback:
             playback.catch_up()

@@ -386,6 +386,16 @@ def test_all_lines_come_in_their_order_over_restarts(restarted: Path) -> None:
     assert sum(line.endswith("unfinished") for line in lines) >= 3
 
 
+def test_shows_the_last_lines_after_the_clock_was_set_back(tmp_path: Path) -> None:
+    distlaunch("run", str(write_job(tmp_path, "for n in range(3000): print(n, 'x' * 1000)", ONE)), status=0)
+    index = next((tmp_path / "runs").glob("*/output.index"))
+    entries = [*INDEX_RECORD.iter_unpack(index.read_bytes())]
+    later = [(at - 1000, *rest) for at, *rest in entries[-len(entries) // 4 :]]
+    index.write_bytes(b"".join(INDEX_RECORD.pack(*each) for each in [*entries[: -len(later)], *later]))
+    done = distlaunch("logs", "-n", "2", cwd=tmp_path, status=0)
+    assert [line.split()[-2] for line in done.stdout.splitlines()] == ["2998", "2999"]
+
+
 def test_shows_a_restart_between_the_lines(restarted: Path) -> None:
     for words in ([], ["--fold"], ["--rank", "0"]):
         before, said, after = in_one_place(restarted, "logs", *words).partition("distlaunch: restart 1\n")
