@@ -246,8 +246,7 @@ def explain(
     except HistoryError as error:
         if other:
             raise HistoryError(f"can't compare {run.id}: {error}") from error
-        known = _recorded(run) or Explanation(run, "unknown", run.status.why or "nothing was recorded")
-        return known._replace(incomplete=f"{EVENTS}: {error}")
+        return _without_events(run)._replace(incomplete=f"{EVENTS}: {error}")
     state, stackless, signs = past.state, tuple[str, ...](), tuple[str, ...]()
     if with_stacks and run.alive and state.phase is Phase.RUNNING:
         stacks, records = _stacks_now(run, state)
@@ -304,6 +303,13 @@ def _with_stacks(state: State, stacks: Mapping[int, str]) -> tuple[State, tuple[
             reasons.setdefault(py_spy_error(text), []).append(rank)
     missing = ((rank_list(ranks, state.unit), reason) for reason, ranks in reasons.items())
     return state, tuple(f"no stack for {ranks}: {reason}" for ranks, reason in missing)
+
+
+def _without_events(run: Run) -> Explanation:
+    """Return what is known of a run whose events can't be read: of an active run, only its state."""
+    if not run.status.state.over:
+        return Explanation(run)
+    return _recorded(run) or Explanation(run, "unknown", run.status.why or "nothing was recorded")
 
 
 def _recorded(run: Run) -> Explanation | None:
