@@ -5,14 +5,16 @@ torch's NCCL watchdog writes a dump per rank when a collective times out, or on 
 """
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeGuard
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.wording import listed, rank_list
 
 MAX_NAMED = 16
 """Maximum ranks whose last collective is shown."""
+MAX_NUMBER, MAX_TEXT = 1 << 63, 200
+"""Limits of numbers and texts: a dump may contain anything."""
 
 
 class Call(Frozen):
@@ -75,10 +77,10 @@ class Group(Frozen):
         return f"last in {self.last[rank].words}" if rank in self.last else "no record"
 
 
-def waiting_lines(dumps: Mapping[int, Any], world_size: int) -> list[str]:
+def waiting_lines(dumps: Iterable[tuple[int, Any]], world_size: int) -> list[str]:
     """Return a line for each process group whose members are waiting for each other, the likely origin first.
 
-    `dumps` contains the unpickled dumps, keyed by rank. Malformed dumps are ignored.
+    `dumps` contains ranks with their unpickled dumps, in order. Malformed dumps are ignored.
     """
     groups = [group for group in _groups(dumps, world_size) if group.last]
     waiting = {rank for group in groups if group.missing for rank in group.waiting}
@@ -87,13 +89,13 @@ def waiting_lines(dumps: Mapping[int, Any], world_size: int) -> list[str]:
     return [line for group in groups if (line := group.line())]
 
 
-def _groups(dumps: Mapping[int, Any], world_size: int) -> list[Group]:
+def _groups(dumps: Iterable[tuple[int, Any]], world_size: int) -> list[Group]:
     """Return the process groups in the dumps, with the last collective of each member."""
     found: dict[tuple[str, str], dict[int, Call]] = {}
     members: dict[str, tuple[int, ...]] = {}
-    for rank, dump in sorted((rank, _mapping(dump)) for rank, dump in dumps.items()):
+    for rank, dump in ((rank, _mapping(dump)) for rank, dump in dumps):
         for name, config in _mapping(dump.get("pg_config")).items():
-            members.setdefault(str(name), _ranks(_mapping(config).get("ranks")))
+            members.setdefault(_text(name), _ranks(_mapping(config).get("ranks"), world_size))
         for group, call in _last_calls(dump).items():
             found.setdefault(group, {})[rank] = call
     groups = []
@@ -110,11 +112,11 @@ def _last_calls(dump: Mapping[str, Any]) -> dict[tuple[str, str], Call]:
     entries = dump.get("entries")
     for entry in map(_mapping, entries if isinstance(entries, list) else ()):
         group, number = entry.get("process_group"), entry.get("collective_seq_id")
-        if entry.get("is_p2p") or not isinstance(number, int) or not isinstance(group, tuple | list):
+        if entry.get("is_p2p") or not _is_number(number) or not isinstance(group, tuple | list):
             continue
-        key = (str(group[0] if group else ""), str(group[-1] if group else ""))
+        key = (_text(group[0]), _text(group[-1])) if group else ("", "")
         if key not in found or number >= found[key].number:
-            called = str(entry.get("profiling_name", "a collective")).rpartition(":")[2]
+            called = _text(entry.get("profiling_name"), "a collective").rpartition(":")[2]
             ended = bool(entry.get("retired")) or entry.get("state") == "completed"
             found[key] = Call(number, called, _place(entry), ended)
     return found
@@ -124,19 +126,29 @@ def _place(entry: Mapping[str, Any]) -> str:
     """Return the innermost frame outside torch."""
     frames = entry.get("frames")
     for frame in map(_mapping, frames if isinstance(frames, list) else ()):
-        file = str(frame.get("filename", ""))
+        file, line = _text(frame.get("filename")), frame.get("line")
         if file and "/torch/" not in file:
-            return f"{file.rpartition('/')[2]}:{frame.get('line')}"
+            return f"{file.rpartition('/')[2]}:{line if _is_number(line) else '?'}"
     return "?"
 
 
-def _ranks(value: Any) -> tuple[int, ...]:
+def _ranks(value: Any, world_size: int) -> tuple[int, ...]:
     """Return the ranks of a group, which torch writes as JSON text."""
     try:
         ranks = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
         return ()
-    return tuple(rank for rank in ranks if isinstance(rank, int)) if isinstance(ranks, list | tuple) else ()
+    known = {rank for rank in ranks if _is_number(rank)} if isinstance(ranks, list | tuple) else set()
+    return tuple(rank for rank in range(world_size) if rank in known)
+
+
+def _text(value: Any, default: str = "") -> str:
+    """Return the end of a text. Converting anything else to text could take any memory, or never end."""
+    return value[-MAX_TEXT:] if isinstance(value, str) else default
+
+
+def _is_number(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and 0 <= value < MAX_NUMBER  # longer ones can't be converted to text
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

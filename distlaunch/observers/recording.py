@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from distlaunch.agent.messages import Interrupted, SetupPrinted, StackDumped, WorkerExited
@@ -352,17 +352,20 @@ def of_node(uses: Sequence[Use]) -> Use:
     )
 
 
-def flight_dumps(directory: str, attempt: int, world_size: int) -> dict[int, Any]:
-    """Read the flight recorder dumps of an attempt, by rank. Missing, large or malformed ones are skipped."""
-    found = {}
+def flight_dumps(directory: str, attempt: int, world_size: int) -> Iterator[tuple[int, Any]]:
+    """Yield ranks with their flight recorder dumps. Missing, large or malformed ones are skipped.
+
+    Only one of them is in memory at a time.
+    """
     for rank in range(world_size):
         # According to its documentation, pickle may raise any exception for malformed bytes.
+        dump = None
         with contextlib.suppress(Exception):
             with open(fd_of(directory, file_of(attempt, f"rank{rank}.flight")), "rb") as file:
                 data = file.read(MAX_DUMP + 1)
-            if len(data) <= MAX_DUMP:
-                found[rank] = _unpickled(data)
-    return found
+            dump = _unpickled(data) if len(data) <= MAX_DUMP else None
+        if dump is not None:
+            yield rank, dump
 
 
 class LastOutput(Observer):

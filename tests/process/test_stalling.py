@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -282,9 +283,26 @@ def test_ignores_a_file_that_is_not_a_dump_and_runs_nothing_in_it(tmp_path: Path
     odd = [Evil(), {"entries": [1, {"process_group": 3}]}, broken, 7]
     for rank, data in enumerate([b"\x80garbage", *map(pickle.dumps, odd)]):
         (tmp_path / f"rank{rank}.flight").write_bytes(data)
-    found = flight_dumps(str(tmp_path), 0, 9)
+    found = dict(flight_dumps(str(tmp_path), 0, 9))
     assert found == {2: odd[1], 3: odd[2], 4: 7}
-    assert waiting_lines(found, 9) == []
+    assert waiting_lines(found.items(), 9) == []
+
+
+def test_reads_what_it_can_of_a_dump_that_was_made_to_be_hard_to_read() -> None:
+    deep: Any = []
+    wide: Any = "x"
+    for _ in range(100_000):
+        deep = [deep]
+    for _ in range(100):  # 2 to the power of 100 characters, as text
+        wide = [wide, wide]
+    for odd in (deep, wide, 10**5000, -1, "x" * 10_000):
+        frame = {"filename": "train.py", "line": odd}
+        hard = {**call(7, "barrier"), "profiling_name": odd, "frames": [{"filename": odd}, frame]}
+        entries = [{**hard, "process_group": (odd, "default_pg")}, {**hard, "collective_seq_id": odd}]
+        configs = {"": {"ranks": [odd, *[0, 1] * 9]}, "odd": {"ranks": odd}}
+        (line,) = waiting_lines([(0, {"entries": entries, "pg_config": configs})], 2)
+        assert "never reached by rank 1 (no record)" in line
+        assert len(line) < 1000
 
 
 def call(number: int, name: str, group: str = "default_pg", ended: bool = False) -> dict[str, object]:
@@ -298,7 +316,7 @@ def test_the_group_whose_missing_rank_waits_nowhere_comes_first() -> None:
     groups, waits = {"a": {"ranks": "[0, 1, 3]"}, "b": {"ranks": "[1, 2]"}}, [call(2, "all_reduce", "a")]
     entries = [waits, [call(1, "all_reduce", "a", True), call(4, "broadcast", "b")], [], waits]
     dumps = {rank: {"pg_config": groups, "entries": each} for rank, each in enumerate(entries)}
-    first, second = waiting_lines(dumps, 4)
+    first, second = waiting_lines(dumps.items(), 4)
     where = "in broadcast #4 of b, called at train.py:4, never reached by rank 2 (no record)"
     assert first == f"rank 1 was waiting {where}"
     where = "in all_reduce #2 of a, called at train.py:2, never reached by rank 1"
@@ -308,8 +326,9 @@ def test_the_group_whose_missing_rank_waits_nowhere_comes_first() -> None:
 def test_names_ranks_that_call_different_collectives() -> None:
     dumps = {rank: {"entries": [call(7, name)]} for rank, name in enumerate(["barrier", "gather", "gather"])}
     differs = "collective #7 of default_pg differs: rank 0 called barrier at train.py:7, "
-    assert waiting_lines(dumps, 3) == [f"{differs}ranks 1-2 called gather at train.py:7"]
-    assert waiting_lines({rank: {"entries": [call(7, "barrier", ended=True)]} for rank in range(3)}, 3) == []
+    assert waiting_lines(dumps.items(), 3) == [f"{differs}ranks 1-2 called gather at train.py:7"]
+    ended = {"entries": [call(7, "barrier", ended=True)]}
+    assert waiting_lines([(rank, ended) for rank in range(3)], 3) == []
 
 
 MAPS = """
