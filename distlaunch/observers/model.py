@@ -1,7 +1,6 @@
 """The state of a run as `view` and `report` show it, built from an observer's events."""
 
 import contextlib
-import json
 import math
 import re
 import statistics
@@ -14,7 +13,7 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.observers.console import Lines, latest
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.recording import USE
-from distlaunch.observers.run_directory import fd_of
+from distlaunch.observers.run_directory import fd_of, json_of
 from distlaunch.signals import search
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import Event
@@ -238,7 +237,7 @@ def uses_in(directory: str) -> Mapping[int, Use]:
     """
     try:
         with open(fd_of(directory, USE), "rb") as file:
-            rows = json.load(file)["ranks"]
+            rows = json_of(file.read())["ranks"]
             known = all(isinstance(value, int | float | None) for row in rows for value in row)
             return {rank: Use(*use) for rank, *use in rows} if known else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -47,6 +47,8 @@ PATIENCE_S = 0.3
 FLUSH_S = 5.0
 MAX_S = 1e11
 """Upper limit of times in a run directory, in seconds."""
+MAX_NUMBER = 1e30
+"""Limit of numbers in most documents in a run directory, which may contain anything."""
 STATUS_BYTES = 4096
 """Bytes of status.json. It is overwritten in place, so a run's end can be recorded even on a full disk."""
 SAVE_S, FRESH_S = 10.0, 45.0
@@ -112,6 +114,23 @@ def fd_of(directory: str, name: str, dir_fd: int | None = None) -> int:
         return fd
     os.close(fd)
     raise OSError(errno.EINVAL, "not a regular file of this user")
+
+
+def json_of(data: bytes) -> Any:
+    """Parse JSON from a run directory. Raises ValueError (also for Infinity) or RecursionError."""
+    return json.loads(data, parse_int=_int, parse_float=_float, parse_constant=_float)
+
+
+def _int(text: str) -> int:
+    _float(text)  # checks the size
+    return int(text)
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not abs(value) < MAX_NUMBER:
+        raise ValueError("not a number, or too large")
+    return value
 
 
 def size_of(directory: str, name: str) -> int:

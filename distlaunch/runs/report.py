@@ -1,6 +1,5 @@
 """Everything known about a run, for a page about the run: the model of `view`, and where the time went."""
 
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from distlaunch.agent.wire import ATTEMPTS
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.model import Row, RunModel, doing, uses_in
 from distlaunch.observers.recording import USES
-from distlaunch.observers.run_directory import fd_of, index_of
+from distlaunch.observers.run_directory import MAX_S, fd_of, index_of, json_of
 from distlaunch.plan.workers import STREAMS, destinations
 from distlaunch.runs.following import output_of
 from distlaunch.runs.run import Run, document_in
@@ -186,7 +185,7 @@ def _seconds(report: Report) -> float:
     seconds = document_in(report.run.directory).get("seconds")
     if not report.run.status.state.over:
         seconds = time.time() - report.began_at
-    return max(last, seconds if isinstance(seconds, int | float) else 0.0)
+    return max(last, seconds if isinstance(seconds, int | float) and seconds < MAX_S else 0.0)
 
 
 def _read_samples(report: Report) -> None:
@@ -194,7 +193,7 @@ def _read_samples(report: Report) -> None:
     with suppress(OSError), open(fd_of(report.run.directory, USES), "rb") as file:
         for line in file.read(MAX_USES).splitlines():
             with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                found = json.loads(line)
+                found = json_of(line)
                 nodes = {label: Use(*use) for label, use in found["nodes"].items()}
                 if all(isinstance(each, int | float | None) for use in nodes.values() for each in use):
                     report.samples.append(Sample(float(found["time"]) - report.began_at, nodes))

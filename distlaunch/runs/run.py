@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import stat
@@ -26,6 +25,7 @@ from distlaunch.observers.run_directory import (
     SUMMARY,
     fd_of,
     job_part,
+    json_of,
     size_of,
 )
 from distlaunch.observers.run_list import (
@@ -186,7 +186,7 @@ def _claimed(fd: int) -> tuple[dict[str, Any], bool | None, float]:
 
 def _parsed(data: bytes) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
-        document = json.loads(data)
+        document = json_of(data)
         return document if isinstance(document, dict) else {}
     return {}
 

@@ -15,7 +15,7 @@ from distlaunch.agent.messages import RanksJoined, plain
 from distlaunch.diagnosis.exits import OTHER_SIZE, headline, py_spy_error, py_spy_frames
 from distlaunch.observers.observer import Observer
 from distlaunch.observers.recording import EVIDENCE, STACKS_REQUEST, request
-from distlaunch.observers.run_directory import CODE, EVENTS, fd_of, file_of, size_of
+from distlaunch.observers.run_directory import CODE, EVENTS, MAX_S, fd_of, file_of, json_of, size_of
 from distlaunch.runs.following import lacks_end, summary_of
 from distlaunch.runs.replay import HistoryError, lines_in, replay, typed
 from distlaunch.runs.run import Run, directories, document_in, heard, run_in, uncollected
@@ -40,7 +40,7 @@ SHOWN_CHANGES = 3
 RAISED = ("exception", "collective")
 """Kinds of failures that are exceptions."""
 _OF_CAUSE = {"text": str, "certainty": str, "last_output": tuple[str, ...]}
-_ALARMING = re.compile(r"Xid|I/O error|[Hh]ardware [Ee]rror|hung_task|Killed process (?P<pid>\d+)")
+_ALARMING = re.compile(r"Xid|I/O error|[Hh]ardware [Ee]rror|hung_task|Killed process (?P<pid>\d{1,9})")
 """Lines in the kernel's log that may explain a failure."""
 _STATES = {"R": "running", "S": "sleeping", "D": "blocked in the kernel", "T": "suspended", "Z": "ended"}
 """Descriptions of the kernel's letters for process states."""
@@ -123,7 +123,9 @@ def _evidence(directory: str, attempt: int, start: int = 0) -> Iterator[Record]:
         rows = file.read(MAX_EVIDENCE).splitlines()
     for row in rows:
         with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError, RecursionError):
-            yield typed(Record, json.loads(row))
+            record = typed(Record, json_of(row))
+            if 0 <= record.time < MAX_S:
+                yield record
 
 
 def _stacks_now(run: Run, state: State) -> tuple[dict[int, str], list[Record]]:

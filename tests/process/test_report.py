@@ -152,12 +152,30 @@ def test_draws_what_each_node_used_over_time(tmp_path: Path) -> None:
             nodes = {f"n{node}": [1.0, 2, index % 100, 4] for node in range(40)}
             file.write(json.dumps({"time": began + index / 200, "nodes": nodes}) + "\n")
         file.write('junk\n{"time": 1, "nodes": {"x": ["<b>", 1, 2, 3]}}\n{"time": "1"}\n[]\n{"nodes": 3}\n')
+        for odd in ("NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400):
+            file.write(f'{{"time": {odd}, "nodes": {{"odd": [1, 2, 3, 4]}}}}\n')
+            file.write(f'{{"time": {began}, "nodes": {{"odd": [{odd}, 2, 3, {odd}]}}}}\n')
     text = distlaunch("report", str(run), "-o", "-", status=0).stdout
     page = Page(text)
+    assert "odd" not in page.text
     assert "GPU (full height: 100%; 16 more nodes not shown)" in page.text
     assert "Memory (full height: " in page.text
     assert text.count('class="e-use"') == 4 * 24
     assert len(text) < 400_000
+
+
+@pytest.mark.parametrize("odd", ["NaN", "Infinity", "1e999", "1" + "0" * 400, "1e29"])
+def test_explains_a_run_with_impossible_numbers(odd: str, tmp_path: Path) -> None:
+    distlaunch("run", str(write_job(tmp_path, "raise SystemExit(3)", ONE)), status=3)
+    (run,) = (tmp_path / "runs").iterdir()
+    with (run / "evidence.jsonl").open("a") as file:
+        file.write(f'{{"time": {odd}, "node": "odd", "first_rank": 0}}\n')
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "seconds": "odd"}).replace('"odd"', odd))
+    for words in (["why", "--verbose"], ["report", "-o", "-"], ["bundle", "-o", "-"]):
+        done = distlaunch(*words, str(run), status=0, text=False)
+        assert b"odd at" not in done.stdout
+    (run / "summary.json").write_text(json.dumps(summary))
 
 
 def test_reports_what_is_left_of_a_damaged_run(tmp_path: Path) -> None:
