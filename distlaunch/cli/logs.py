@@ -21,7 +21,7 @@ from distlaunch.here import reaches_terminal
 from distlaunch.job.types import compiled
 from distlaunch.observers.console import FOLD_S, Folding, colored, harmless, wants_color
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.observers.run_directory import Entry, index_of
+from distlaunch.observers.run_directory import EVENTS, Entry, index_of
 from distlaunch.plan.workers import destinations
 from distlaunch.runs.following import follow
 from distlaunch.runs.replay import HistoryError, Playback, lines_in, replay
@@ -30,7 +30,7 @@ from distlaunch.runs.submissions import all_runs
 from distlaunch.signals import Interrupts, search
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.state import State
-from distlaunch.wording import expand_ranges, listed, rank_list
+from distlaunch.wording import counted, expand_ranges, listed, rank_list
 
 STDERR = 1
 END_BYTES = 1 << 20
@@ -144,7 +144,8 @@ def print_logs(
             run = follow(run, interrupts, playback)
             if not run.alive:
                 lines.drained()
-    for text in filter(None, (lines.cut, _unkept(playback.state, choice))):
+    lost = "" if run.alive else _lost(run.directory, playback.held_bytes)
+    for text in filter(None, (lines.cut, _unkept(playback.state, choice), lost)):
         say(text)
     return run
 
@@ -165,6 +166,16 @@ def _end_of(directory: str, choice: Choice, most: int, fold: bool) -> Choice:
             return narrowed
         wanted *= 16
     return choice
+
+
+def _lost(directory: str, size: int) -> str:
+    """Describe output that belongs to no attempt in the events."""
+    if not size:
+        return ""
+    what = (
+        f"{counted(size, 'byte')} of output can't be shown because lines of {directory}/{EVENTS} are missing"
+    )
+    return f"{what}, as after a full disk; read the logs in the run directory"
 
 
 def _unkept(state: State | None, choice: Choice) -> str:

@@ -288,6 +288,11 @@ class Playback:
         """Return the state after the last event passed on; None before the first."""
         return self._replay.state
 
+    @property
+    def held_bytes(self) -> int:
+        """Return the size of the output of attempts whose start has not been read."""
+        return sum(entry.size for entry in self._early)
+
     def catch_up(self) -> None:
         """Pass on all new events and output. Wake the observer if it is due. Raises `HistoryError`."""
         while self._turn():

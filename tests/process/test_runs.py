@@ -396,6 +396,16 @@ def test_shows_the_last_lines_after_the_clock_was_set_back(tmp_path: Path) -> No
     assert [line.split()[-2] for line in done.stdout.splitlines()] == ["2998", "2999"]
 
 
+def test_logs_mention_output_that_the_events_do_not_explain(tmp_path: Path) -> None:
+    distlaunch("run", str(write_job(tmp_path, "print('here')", ONE)), status=0)
+    events = next((tmp_path / "runs").glob("*/events.jsonl"))
+    text = events.read_text()
+    events.write_text("".join(line for line in text.splitlines(keepends=True) if "PortHeld" not in line))
+    done = distlaunch("logs", cwd=tmp_path, status=0)
+    events.write_text(text)  # all runs are replayed after a test
+    assert f"5 bytes of output can't be shown because lines of {events} are missing" in done.stderr
+
+
 def test_shows_a_restart_between_the_lines(restarted: Path) -> None:
     for words in ([], ["--fold"], ["--rank", "0"]):
         before, said, after = in_one_place(restarted, "logs", *words).partition("distlaunch: restart 1\n")
