@@ -129,7 +129,7 @@ def _int(text: str) -> int:
 def _float(text: str) -> float:
     value = float(text)
     if not abs(value) < MAX_NUMBER:
-        raise ValueError("not a number, or too large")
+        raise ValueError
     return value
 
 
