@@ -80,7 +80,7 @@ def main() -> int:
         threading.Thread(target=_watch_program, args=(signals, request["program"]), daemon=True).start()
         gc.freeze()  # imported objects are never garbage
         summary = supervise(start, Shown(signals), [Announcer()])
-        ask_for_another(summary.state, say)
+        ask_for_another(summary.state, say, signals)
     return int(summary.state.outcome)
 
 

@@ -215,7 +215,7 @@ def _supervised(
     gc.freeze()  # GC was off so far: imported objects stay, but a long run's may not
     gc.enable()
     summary = supervise(start, Shown(interrupts, how, output_fd, quiet, ready_fd))
-    ask_for_another(summary.state, say)  # last, as it may end this process
+    ask_for_another(summary.state, say, interrupts)  # last, as it may end this process
     return summary
 
 

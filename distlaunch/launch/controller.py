@@ -2,6 +2,7 @@
 
 import math
 import os
+import select
 import signal
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 from distlaunch.agent import messages, wire
 from distlaunch.agent.poller import keep_memory
-from distlaunch.errors import DistlaunchError
+from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch import process
 from distlaunch.launch.addresses import answers
@@ -40,7 +41,8 @@ from distlaunch.transports.failure import Kind, LinkFailure
 
 # A scheduler may send SIGTERM to all processes of a job at once, including the command that queries the
 # scheduler for the reason. SIGTERM is blocked until the shell ignores it. The shell's children inherit that.
-_UNSTOPPED = ("/bin/sh", "-c", 'trap "" TERM; exec "$@"', "sh")
+# Local times would be ambiguous when clocks are put back.
+_UNSTOPPED = ("/bin/sh", "-c", 'trap "" TERM; export TZ=UTC0; exec "$@"', "sh")
 MISSED = 3.5
 """Unanswered heartbeats of a lease before a node counts as lost, unless its transport detects dead
 connections, as ssh does."""
@@ -57,6 +59,9 @@ WATCH_S = 4.0
 """Seconds between requests for data on resource use, while an observer needs the data."""
 DECIDE_S = 10.0
 """Maximum seconds for reading and writing the list of a job's starts, whose disk may be stuck."""
+AGAIN_S, AGAIN_GAP_S = 600.0, 10.0
+"""Seconds in which to try again to requeue a job whose scheduler doesn't answer, and between two tries."""
+_UNCOUNTED = "not requeueing {}: requeues are counted in {}, but it can't be written"
 LOOK_S = 0.5
 """Maximum seconds to look into the run directory after a signal, in case its disk hangs."""
 FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, messages.WorkerExited)
@@ -444,54 +449,77 @@ def _fate_by_stop(spec: JobSpec) -> events.AllocationReported:
     return events.AllocationReported(stopped or None, "was cancelled" if stopped else "", final=stopped)
 
 
-def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
+def ask_for_another(state: State, tell: Callable[[str], None], interrupts: Interrupts | None = None) -> None:
     """Requeue the job if it should continue, once per run. Call `tell` with messages about the result.
 
-    Called at the end of a run. Requeues are recorded in the list of starts, so that they can be counted. The
-    batch script looks there, too: the status of a run whose rank was killed is that of a killed distlaunch.
+    Called at the end of a run, with `interrupts`: if the scheduler doesn't answer, try again until a signal
+    arrives, for at most AGAIN_S. An earlier call, without them, leaves that to the call at the end. What was
+    decided is recorded in the list of starts. The batch script looks there, too: the status of a run whose
+    rank was killed is that of a killed distlaunch.
     """
-    allocation, most = state.spec.allocation, state.spec.restarts.requeue
-    if allocation is None or not allocation.requeues or not most:
+    allocation = state.spec.allocation
+    if allocation is None or not allocation.requeues or not state.spec.restarts.requeue:
         return
-    path, scheduler = path_of_starts(state.spec), load(allocation.scheduler)
+    path, decision = path_of_starts(state.spec), {"decided": state.run_id}
     lines = list[dict[str, Any]]()
-    decision = {"decided": state.run_id}
-    is_noted = within(DECIDE_S, lambda: lines.extend(_with_line(path, decision)))
-    if decision in lines or not is_to_go_on(state):
+    is_read = within(DECIDE_S, lambda: lines.extend(lines_of(path)))
+    if decision in lines:
         return
+    if is_to_go_on(state):
+        if not is_read:
+            tell(_UNCOUNTED.format(allocation.name, path))
+            return
+        until, later = time.monotonic() + AGAIN_S, f"; trying again for up to {AGAIN_S / 60:g} min"
+        while error := _requeue(state, path, tell):
+            if time.monotonic() >= until:
+                tell(f"can't requeue {allocation.name}: {error}")
+                break
+            if later:
+                tell(f"can't requeue {allocation.name} yet: {error}{later}")
+            if interrupts is None:
+                return
+            if select.select([interrupts.fd], [], [], AGAIN_GAP_S)[0]:
+                tell(f"not requeueing {allocation.name}: received a signal")
+                break
+            later = ""
+    within(DECIDE_S, lambda: append(path, decision))
+
+
+def _requeue(state: State, path: str, tell: Callable[[str], None]) -> DistlaunchError | None:
+    """Requeue the job, or tell why not. Return an error of the scheduler, if it may answer later.
+
+    The requeue is counted only once per run, in the list of starts at `path`.
+    """
     from distlaunch.schedulers import queue  # imported already, by that scheduler
 
-    uncounted = f"not requeueing {allocation.name}: requeues are counted in {path}, but it can't be written"
-    if not is_noted:
-        tell(uncounted)
-        return
-    earlier = [line for line in lines if "requeue" in line]
+    allocation = state.spec.allocation
+    assert allocation is not None
+    scheduler = load(allocation.scheduler)
+    own = {"requeue": True, "raised": early_exception(state), "by": state.run_id}
+    lines = [*lines_of(path)]
+    earlier = [line for line in lines if "requeue" in line and line != own]
     if why := _why_not_again(state, earlier):
         tell(f"not requeueing {allocation.name}: {why}")
-        return
+        return None
     try:
         # The state doesn't show a cancellation that happened when this process couldn't be notified.
-        shown = queue.call(scheduler.title, *_UNSTOPPED, *scheduler.fate_argv(allocation.job))
+        shown = queue.call(scheduler.title, *scheduler.fate_argv(allocation.job), before=_UNSTOPPED)
         fates = (_fate_by_stop(state.spec), scheduler.fate(allocation.starts, shown, time.time()))
         if ended := next((fate for fate in fates if fate.ends and fate.final), None):
             tell(f"not requeueing {allocation.name}: it {ended.why}")
-            return
-        append(path, {"requeue": True, "raised": early_exception(state)})
-        if sum("requeue" in line for line in lines_of(path)) <= len(earlier):
-            tell(f"{uncounted}, or others may write to it")
-            return
-        tell(f"requeueing {allocation.name}, {len(earlier) + 1} of {most}")
+            return None
+        if own not in lines:
+            append(path, own)
+            if own not in lines_of(path):
+                tell(f"{_UNCOUNTED.format(allocation.name, path)}, or others may write to it")
+                return None
+            tell(f"requeueing {allocation.name}, {len(earlier) + 1} of {state.spec.restarts.requeue}")
         scheduler.requeue(allocation.job, os.environ)  # which may kill this process immediately
-    except DistlaunchError as error:
+    except (UsageError, queue.ToolMissingError) as error:
         tell(f"can't requeue {allocation.name}: {error}")
-
-
-def _with_line(path: str, line: dict[str, Any]) -> list[dict[str, Any]]:
-    """Append a line to a list of starts unless it is there. Return the lines that were there before."""
-    before = [*lines_of(path)]
-    if line not in before:
-        append(path, line)
-    return before
+    except DistlaunchError as error:
+        return error
+    return None
 
 
 def _why_not_again(state: State, earlier: Sequence[Mapping[str, Any]]) -> str:

@@ -267,7 +267,7 @@ class Scheduler:
         queue.call(self.title, *self.ends, job, forgives=self.over)
 
     def fate_argv(self, job: str) -> list[str]:
-        """Return the command whose output `fate` parses."""
+        """Return the command whose output `fate` parses. Its time zone is UTC."""
         raise NotImplementedError
 
     def fate(self, starts: int, text: str, now: float) -> AllocationReported:
@@ -275,7 +275,10 @@ class Scheduler:
         raise NotImplementedError
 
     def requeue(self, job: str, environ: Mapping[str, str]) -> None:
-        """Requeue the job that has this environment. Raises `DistlaunchError`."""
+        """Requeue the job that has this environment.
+
+        Raises `DistlaunchError`; `UsageError` if the scheduler refuses it for good.
+        """
         raise NotImplementedError
 
 

@@ -90,17 +90,21 @@ def call(
     stdin: str = os.devnull,
     passes: Callable[[str], bool] | None = None,
     forgives: "re.Pattern[str] | None" = None,
+    before: Sequence[str] = (),
 ) -> str:
     """Return the output of a command of the scheduler called `title`. Raises `DistlaunchError`.
 
     Its standard input is the file `stdin`, and its environment consists of the variables that `passes`
-    accepts. Its failure is ignored if `forgives` matches every line of its message.
+    accepts. Its failure is ignored if `forgives` matches every line of its message. The words in `before` are
+    a shell that execs it.
     """
     from subprocess import TimeoutExpired
 
     env = {name: value for name, value in os.environ.items() if passes is None or passes(name)}
     try:
-        done = _run(argv, ANSWER_S, stdin, env)
+        done = _run((*before, *argv), ANSWER_S, stdin, env)
+        if before and done.returncode == 127:
+            raise FileNotFoundError
     except FileNotFoundError:
         where = f"login nodes of {title} clusters have it"
         raise ToolMissingError(f"{argv[0]} not found in PATH; {where}") from None

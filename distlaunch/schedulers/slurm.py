@@ -60,6 +60,8 @@ _REASONS = {
 """What the reason of a job that is ending means, while its state is still COMPLETING."""
 _HINTS = {"DependencyNeverSatisfied": ": its dependency can't be met anymore; `distlaunch stop` cancels it"}
 """Advice for pending reasons that mean that a job will never start."""
+_REFUSED = re.compile("disabled|denied|not supported|Invalid|batch jobs|already complet")
+"""Answers to a requeue that don't change, for example because the job was submitted with --no-requeue."""
 SIGNAL = r"(?:[BR]{1,2}:)?[A-Z][A-Z0-9]*"
 _CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
 
@@ -293,11 +295,14 @@ class Slurm(base.Scheduler):
         """Requeue with scontrol, which refuses a job that has already been requeued."""
         if job == environ.get("SLURM_ARRAY_JOB_ID"):  # one task has the ID of the whole array
             job += f"_{environ.get('SLURM_ARRAY_TASK_ID')}"
-        _call("scontrol", "requeue", job, forgives=re.compile("pending execution"))
+        try:
+            _call("scontrol", "requeue", job, forgives=re.compile("pending execution"))
+        except DistlaunchError as error:
+            raise (UsageError if _REFUSED.search(str(error)) else DistlaunchError)(str(error)) from None
 
     def fate_argv(self, job: str) -> list[str]:
-        """Return the command that shows the job. Local times would be ambiguous when clocks are put back."""
-        return ["env", "TZ=UTC0", "scontrol", "show", "job", job, "--oneliner"]
+        """Return the command that shows the job."""
+        return ["scontrol", "show", "job", job, "--oneliner"]
 
     def fate(self, starts: int, text: str, now: float) -> AllocationReported:
         """Parse the output of scontrol, which may describe a later start of the job.

@@ -405,6 +405,25 @@ def test_a_failure_beyond_its_restarts_has_the_job_requeued(queue: Queue) -> Non
     assert states == {first: ("FAILED", 1), second: ("SUCCEEDED", 3)}
 
 
+@pytest.mark.long
+def test_a_job_is_requeued_although_slurm_did_not_answer_at_its_end(queue: Queue, slurm: Slurm) -> None:
+    flaky = FLAKY.replace("{failure}", "3").replace("{good}", "1")
+    worker = f"import time\nfrom pathlib import Path\nprint('started', flush=True)\n{dedent(flaky)}"
+    wait = "while not Path('down').exists():\n    time.sleep(0.02)\nraise SystemExit"
+    job = queue.submit(worker.replace("raise SystemExit", wait), "restarts: {requeue: 1}")
+    queue.wait_for(job, "started", times=3)
+    slurmctld = slurm.daemon("slurmctld", "host1")
+    kill(slurmctld, signal.SIGSTOP)
+    try:
+        (queue.directory / "down").touch()
+        queue.wait_for(job, f"can't requeue Slurm job {job} yet: scontrol ")
+    finally:
+        kill(slurmctld, signal.SIGCONT)
+    assert distlaunch("wait", job).returncode == 0, queue.output(job)
+    assert f"requeueing Slurm job {job}, 1 of 1\n" in queue.output(job)
+    assert len(queue.starts(job)) == 2
+
+
 def test_the_same_exception_in_two_starts_ends_the_job(queue: Queue) -> None:
     job = queue.submit("raise ValueError('always')", "restarts: {requeue: 4}")
     done = distlaunch("wait", job)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -31,6 +32,7 @@ from distlaunch.observers.run_list import (
 from distlaunch.runs.submissions import Submission, listing, note, note_end
 from distlaunch.schedulers import load
 from distlaunch.schedulers.base import Call
+from distlaunch.signals import Interrupts
 from distlaunch.supervisor.state import Cause, State, Verdict
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status
 from tests.harness import (
@@ -588,6 +590,56 @@ def test_requeues_no_job_whose_requeues_it_cannot_count(
     why = f"requeues are counted in {starts}, but it can't be written, or others may write to it"
     assert said == [f"not requeueing Slurm job 17: {why}"]
     assert "requeue" not in (tmp_path / "asked").read_text()
+
+
+BUSY = """
+echo "$*" >>DIR/asked
+case "$1 $(wc -l <DIR/asked)" in
+    "show 1" | "requeue 3") echo 'Unable to contact slurm controller' >&2; exit 1 ;;
+    "requeue "*) [ ! -e DIR/refuses ] || { echo 'Requested operation is presently disabled' >&2; exit 1; } ;;
+    *) echo JobState=RUNNING ;;
+esac
+"""
+"""A scontrol whose first question and first request aren't answered."""
+
+
+@pytest.mark.parametrize("end", ["requeued", "refused", "removed", "signalled"])
+def test_requeues_a_job_although_slurm_does_not_answer_at_first(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first call stands for the one in a job that Slurm is ending. The requeue is counted once."""
+    program(tmp_path / "scontrol", BUSY.replace("DIR", str(tmp_path)))
+    (tmp_path / "asked").touch()
+    if end == "refused":
+        (tmp_path / "refuses").touch()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(controller, "AGAIN_GAP_S", 0.0)
+    state, said = failed(tmp_path, Cause("why", 1, 1.0)), list[str]()
+    ask_for_another(state, said.append)
+    why = "scontrol failed: Unable to contact slurm controller; trying again for up to 10 min"
+    later, begins = f"can't requeue Slurm job 17 yet: {why}", "requeueing Slurm job 17, 1 of 2"
+    assert said == [later]
+    if end == "removed":
+        (tmp_path / "scontrol").unlink()
+        monkeypatch.setenv("PATH", str(tmp_path))
+    with Interrupts() as interrupts:
+        if end == "signalled":
+            interrupts.send(signal.SIGTERM)
+        for _ in range(2):  # the second call finds that this was decided
+            ask_for_another(state, said.append, interrupts)
+    ends = {
+        "requeued": [],
+        "refused": ["can't requeue Slurm job 17: scontrol failed: Requested operation is presently disabled"],
+        "signalled": ["not requeueing Slurm job 17: received a signal"],
+    }
+    if end == "removed":
+        where = "login nodes of Slurm clusters have it"
+        assert said == [later, f"can't requeue Slurm job 17: scontrol not found in PATH; {where}"]
+        return
+    assert said == [later, begins, later, *ends[end]]
+    requests = [line for line in (tmp_path / "asked").read_text().splitlines() if line == "requeue 17"]
+    assert len(requests) == (1 if end == "signalled" else 2)
+    assert len([line for line in lines_of(str(tmp_path / "slurm-17.jsonl")) if "requeue" in line]) == 1
 
 
 def test_a_list_of_starts_on_a_stuck_disk_does_not_hold_up_the_end(
