@@ -48,14 +48,16 @@ _WHYS = {
     "PENDING": "was requeued",
     "REQUEUED": "was requeued",
     "SCRIPT": "failed because its batch script was killed",
+    "SCRIPT_EXIT": "ended because its batch script exited",
 }
-_MAY_GO_ON = (_WHYS["TIMEOUT"], _WHYS["OUT_OF_MEMORY"])
+_MAY_GO_ON = (_WHYS["TIMEOUT"], _WHYS["OUT_OF_MEMORY"], _WHYS["SCRIPT_EXIT"])
 """Reasons for which the job itself must request a requeue. Slurm requeues preempted jobs on its own."""
 _REASONS = {
     "NodeDown": "NODE_FAIL",
     "TimeLimit": "TIMEOUT",
     "DeadLine": "DEADLINE",
     "JobLaunchFailure": "SCRIPT",
+    "NonZeroExitCode": "SCRIPT_EXIT",  # a canceled job has no reason, however its script exits
 }
 """What the reason of a job that is ending means, while its state is still COMPLETING."""
 _HINTS = {"DependencyNeverSatisfied": ": its dependency can't be met anymore; `distlaunch stop` cancels it"}

@@ -378,6 +378,23 @@ def test_a_job_that_is_requeued_after_its_end_has_not_ended(queue: Queue, slurm:
     slurm.wait_state(job, "CANCELLED")
 
 
+def test_a_job_whose_own_script_exits_at_a_warning_is_requeued(queue: Queue, slurm: Slurm) -> None:
+    """`wait` returns when the shell has caught a signal."""
+    run = shlex.join(distlaunch_argv("run", str(queue.job(SLEEPER, REQUEUED))))
+    (queue.directory / "own.sh").write_text(f"#!/bin/sh\ntrap : USR1\n{run} &\nwait\n")
+    output = f"--output={queue.directory}/runs/slurm-%j.out"
+    options = ("--requeue", "--open-mode=append", f"-N{NODES}", output)
+    (queue.directory / "runs").mkdir()
+    job = slurm.tool("sbatch", "--parsable", *options, str(queue.directory / "own.sh"))
+    queue.known.append(job)
+    queue.wait_for(job, "ready", times=3)
+    slurm.tool("scancel", "--batch", "--signal=USR1", job)
+    queue.wait_for(job, f"Slurm job {job} ended because its batch script exited")
+    queue.wait_for(job, "ready", times=6)
+    assert f"requeueing Slurm job {job}, 1 of 1" in queue.output(job)
+
+
+REQUEUED = "restarts: {requeue: 1}"
 FLAKY = """
     import os
     count, most = (int(os.environ[f"TORCHELASTIC_{name}"]) for name in ("RESTART_COUNT", "MAX_RESTARTS"))

@@ -168,6 +168,7 @@ def test_reads_a_jobs_fate_from_scontrol() -> None:
         (ending, "was cancelled"),  # after a suspension, for example
         (early | {"Reason": "NodeDown"}, "lost a node"),
         (early | {"Reason": "JobLaunchFailure"}, "failed because its batch script was killed"),
+        (early | {"Reason": "NonZeroExitCode"}, "ended because its batch script exited"),
         (early | {"EndTime": "Unknown"}, "was requeued"),
     ):
         assert job_fate(shown(**changes)).why == why
