@@ -280,9 +280,14 @@ def note_no_stop(directory: str, queued: str, scheduler: str) -> None:
 
 
 def is_stopped(path: str, run: str = "") -> bool:
-    """Return whether the job with this list of starts was canceled, before `run` had ended if it is given."""
-    stops, begun = list[Mapping[str, Any]](), False
+    """Return whether the job with this list of starts was canceled, before `run` had ended if it is given.
+
+    A later start ends earlier stops: someone has requeued the job.
+    """
+    stops, begun, starts = list[Mapping[str, Any]](), False, 0
     for line in lines_of(path):
+        if isinstance(later := line.get("starts"), int) and later > starts:
+            stops, starts = [], later
         begun = begun or bool(run and line.get("run") == run)
         if begun and not stops and line.get("requeue"):
             return False  # by the script, after the run's controller was killed

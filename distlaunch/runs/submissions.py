@@ -661,7 +661,8 @@ def cancel(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[R
     if before.over:
         return earlier if earlier and earlier.status.state.over else None, False
     ended = earlier.id if earlier and not earlier.alive else ""
-    run_list.note_stop(queued.directory, queued.id, queued.scheduler, ended)
+    noted = (queued.directory, queued.id, queued.scheduler, ended)
+    run_list.note_stop(*noted)
     try:
         load(queued.scheduler).cancel(queued.id, at_once)
     except DistlaunchError:
@@ -676,6 +677,7 @@ def cancel(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[R
         begun = run and run.alive and run.id != (known.id if known else "")
         if begun or (state and state.waits and state.known):  # a requeue and the cancellation have crossed
             known = run or known
+            run_list.note_stop(*noted)  # a start has ended the earlier stop
             with suppress(DistlaunchError):
                 load(queued.scheduler).cancel(queued.id, at_once)
         pause(interrupts, LOOK_S)

@@ -378,6 +378,20 @@ def test_a_job_that_is_requeued_after_its_end_has_not_ended(queue: Queue, slurm:
     slurm.wait_state(job, "CANCELLED")
 
 
+def test_a_job_that_was_stopped_and_then_requeued_by_hand_goes_on_as_usual(
+    queue: Queue, slurm: Slurm
+) -> None:
+    worker = "import os, time\nprint('started', flush=True)\n"
+    worker += "time.sleep(600) if os.environ['SLURM_RESTART_COUNT'] == '0' else exit(3)"
+    job = queue.submit(f"import os\nos.environ.setdefault('SLURM_RESTART_COUNT', '0')\n{worker}", REQUEUED)
+    queue.wait_for(job, "started", times=3)
+    distlaunch("stop", job, status=0)
+    slurm.tool("scontrol", "requeue", job)
+    queue.wait_for(job, f"requeueing Slurm job {job}, 1 of 1")
+    assert distlaunch("wait", job).returncode == 3, queue.output(job)
+    assert len(queue.starts(job)) == 3
+
+
 def test_a_job_whose_own_script_exits_at_a_warning_is_requeued(queue: Queue, slurm: Slurm) -> None:
     """`wait` returns when the shell has caught a signal."""
     run = shlex.join(distlaunch_argv("run", str(queue.job(SLEEPER, REQUEUED))))

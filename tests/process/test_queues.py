@@ -686,15 +686,17 @@ def test_a_job_that_could_not_be_cancelled_is_not_told_as_cancelled(
         (["run a", "requeue", "stop"], False),  # the controller was killed before
         (["run a", "stop", "requeue"], True),  # both have crossed
         (["run b", "requeue", "run a", "stop"], True),
+        (["stop", "run b", "run a"], True),  # the first start, before its cancellation
+        (["run b", "stop", "start a"], False),  # requeued by a person
+        (["run b", "stop", "start a", "stop"], True),
     ],
 )
-def test_a_stop_ended_no_run_whose_job_had_been_requeued(
-    order: list[str], stopped: bool, tmp_path: Path
-) -> None:
+def test_a_stop_ended_no_run_before_or_after_it(order: list[str], stopped: bool, tmp_path: Path) -> None:
     path = str(tmp_path / "slurm-17.jsonl")
     for what in order:
         name, _, run = what.partition(" ")
-        append(path, {name: run or True, **({"ended": ""} if name == "stop" else {})})
+        more = {"stop": {"ended": ""}, "start": {"run": run, "starts": 1}}
+        append(path, {name: run or True, **more.get(name, {})})
     assert is_stopped(path, "a") == stopped
 
 
