@@ -247,7 +247,7 @@ def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run
     """Stop the queued job, or else the run. Return the last run, and whether anything could be stopped."""
     with Signals() as signals:
         if queued:
-            run, stopped = cancel(queued, now, signals)
+            run, stopped = cancel(queued, now, signals, say)
             name, word, goes_on = queued.name, queued.id, bool(signals.received_last)
         else:
             assert run is not None

@@ -43,6 +43,8 @@ LOOK_S = 0.25
 """Seconds between two checks of the directory. These checks put no load on the scheduler."""
 FIRST_GAP_S, LAST_GAP_S, GROWTH = 0.5, 60.0, 1.5
 """Seconds between two queries of a scheduler, at first and at most, and the factor by which they grow."""
+TELL_S, LEAVE_S = 5.0, 300.0
+"""Seconds for which a queue may keep a job whose run has ended, before that is told, and at most."""
 UNSEEN = "its run directory was removed, or is on another host's disk"
 
 _FAILED = "FAIL|CANCEL|TIMEOUT|NODE_FAIL|BOOT_FAIL|OUT_OF_MEMORY|DEADLINE|PREEMPTED|EXIT"
@@ -413,7 +415,7 @@ def _queried(
 
 def _entry(each: Submission, state: Queued) -> Iterator[Run]:
     """Yield the entry of a job in the queue, unless its run has ended and the queue only lags behind."""
-    requeues = load(each.scheduler).answers and state.state != "COMPLETING"
+    requeues = load(each.scheduler).answers and state.stage != "ends"
     if state.waits:
         yield each.as_run(RunState.PENDING, state.words)
     elif _is_hidden(each):
@@ -452,6 +454,33 @@ def _queries() -> Iterator[bool]:
         yield (is_due := now >= due)
         if is_due:
             due, gap_s = now + gap_s, min(gap_s * GROWTH, LAST_GAP_S)
+
+
+class _Lag:
+    """The time for which a queue keeps a job, if possible after its run has ended."""
+
+    def __init__(self, queued: Submission, tell: Callable[[str], None]) -> None:
+        self._name, self._tell, self._told = queued.name, tell, ""
+        self._state, self._since = "", 0.0
+
+    def is_too_long(self, state: Queued | None, ends: bool) -> bool:
+        """Return whether to wait no longer, and tell what is waited for. None = there is nothing to tell yet.
+
+        `ends` is whether the job should leave the queue soon, because its run has ended.
+        """
+        now, name = time.monotonic(), state.state if state else ""
+        if name != self._state:
+            self._state, self._since = name, now
+        if state is None or now - self._since < TELL_S:
+            return False
+        is_late = ends and now - self._since >= LEAVE_S
+        most = f"at most {LEAVE_S / 60:g} min for it to leave" if ends else "until it has left"
+        text = f"{self._name} is still {state.words}{', although its run has ended' * ends}"
+        text += "; not waiting any longer" if is_late else f"; waiting {most} the queue"
+        if text != self._told:
+            self._tell(text)
+        self._told = text
+        return is_late
 
 
 def runs_of(
@@ -591,7 +620,8 @@ def _next(
 
     Raises `DistlaunchError` if there never was a run.
     """
-    queries, announced = _queries(), ""
+    queries, announced, lag, ends = _queries(), "", _Lag(queued, tell), False
+    state: Queued | None = None
     while not interrupts.any():
         if run := _newer(queued, before):
             return run
@@ -606,6 +636,10 @@ def _next(
             if (state.waits or unseen) and state.words != announced:
                 announced = state.words
                 tell(f"{queued.name} is {announced}{f', but {UNSEEN}' if unseen else ''}")
+            # Otherwise, its setup, or the rest of a user's own script, may take any time.
+            ends = state.stage == "ends" and bool(before and not _was_requeued(queued, over(before).status))
+        if before and lag.is_too_long(None if state is None or state.waits else state, ends):
+            return None
         pause(interrupts, LOOK_S)
     return None
 
@@ -644,11 +678,14 @@ def _see(each: Submission) -> str:
     return f"; see {path}" if os.path.exists(path) else ""
 
 
-def cancel(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[Run | None, bool]:
+def cancel(
+    queued: Submission, at_once: bool, interrupts: Interrupts, tell: Callable[[str], None]
+) -> tuple[Run | None, bool]:
     """Cancel a job and wait until it is gone. Return the run that this ended, and whether there was a job.
 
     For a job that had already ended, return its last run if that is known to be over, too. Return early if a
-    signal arrives. Raises `DistlaunchError`.
+    signal arrives, or if the queue keeps the job for LEAVE_S after the end of its run. Call `tell` with
+    messages about waiting. Raises `DistlaunchError`.
     """
     earlier = latest_run(queued)
     before = state_of(queued)
@@ -668,7 +705,8 @@ def cancel(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[R
     except DistlaunchError:
         run_list.note_no_stop(queued.directory, queued.id, queued.scheduler)
         raise
-    queries, known = _queries(), earlier
+    queries, known, lag = _queries(), earlier, _Lag(queued, tell)
+    last: Queued | None = None
     while not interrupts.any():
         run = latest_run(queued)
         state = _polled(queued) if not (run and run.alive) and next(queries) else None
@@ -680,6 +718,9 @@ def cancel(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[R
             run_list.note_stop(*noted)  # a start has ended the earlier stop
             with suppress(DistlaunchError):
                 load(queued.scheduler).cancel(queued.id, at_once)
+        last = None if run and run.alive else state or last
+        if lag.is_too_long(last, bool(run and last and not (last.waits and last.known))):
+            break
         pause(interrupts, LOOK_S)
     run = earlier if earlier and earlier.alive else latest_run(queued)
     if run and earlier and run.id == earlier.id and not earlier.alive:

@@ -18,7 +18,7 @@ _TASKS = task.Names(
 )
 QUEUED = "DISTLAUNCH_QUEUED"
 """The variable with the job's decimal queue ID, which is unknown inside the batch script's instance."""
-_WAITING, _GOING = ("DEPEND", "PRIORITY", "SCHED"), ("RUN", "CLEANUP")
+_WAITING, _GOING, _ENDING = ("DEPEND", "PRIORITY", "SCHED"), ("RUN",), ("CLEANUP",)
 
 
 class Flux(base.Scheduler):
@@ -103,5 +103,5 @@ scheduler = Flux()
 
 def queued(state: str) -> queue.Queued:
     """Convert a job's state from `flux jobs`. For a job that has ended, this is its result."""
-    stage: queue.Stage = "waits" if state in _WAITING else "goes" if state in _GOING else "over"
+    stage = queue.stage(state, _WAITING, _GOING, _ENDING)
     return queue.Queued(queue.CANCELLED if state == "CANCELED" else state, "", stage)

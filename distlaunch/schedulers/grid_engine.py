@@ -143,5 +143,5 @@ def _queued(letters: str, job: str) -> queue.Queued:
     """Convert a state from qstat, which consists of letters, such as qw, r, Eqw or dr."""
     if "E" in letters:
         return queue.Queued(letters, f"can't start: `qstat -j {job}` says why", "waits")
-    goes: queue.Stage = "waits" if "w" in letters and "d" not in letters else "goes"
+    goes: queue.Stage = "ends" if "d" in letters else "waits" if "w" in letters else "goes"
     return queue.Queued(letters, "", "over" if "z" in letters else goes)

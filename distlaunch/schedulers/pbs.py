@@ -10,7 +10,7 @@ from distlaunch.job.spec import Allocation, JobSpec
 from distlaunch.job.types import LINE, Field, Integer, by_their_names
 from distlaunch.schedulers import base, queue
 
-_WAITING, _GOING = "QHWT", "RESUB"
+_WAITING, _GOING, _ENDING = "QHWT", "RSUB", "E"
 
 
 class Pbs(base.Scheduler):
@@ -104,6 +104,6 @@ def jobs_in(text: str) -> dict[str, queue.Queued]:
     for part in re.split(r"^Job Id:\s*", text.replace("\n\t", ""), flags=re.MULTILINE)[1:]:
         fields = dict(re.findall(r"^ {4}(job_state|comment) = (.*)$", part, re.MULTILINE))
         if state := fields.get("job_state", "").strip():
-            stage: queue.Stage = "waits" if state in _WAITING else "goes" if state in _GOING else "over"
+            stage = queue.stage(state, _WAITING, _GOING, _ENDING)
             found[part.split()[0]] = queue.Queued(state, fields.get("comment", "").strip(), stage)
     return found

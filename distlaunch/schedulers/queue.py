@@ -5,7 +5,7 @@ import pwd
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from distlaunch.agent.frozen import Frozen
@@ -33,13 +33,14 @@ _GRANTED = ("SGE_HGR_gpu", "SGE_HGR_GPU", *VISIBLE)
 INSTEAD = "use a job file that lists the hosts in nodes, or `distlaunch run --set launcher=local`"
 ANYTHING = re.compile("")
 """Pattern for `forgives` that accepts any failure."""
-Stage = Literal["waits", "goes", "over"]
+Stage = Literal["waits", "goes", "ends", "over"]
 
 
 class Queued(Frozen):
     """A scheduler's report on a job: `state` and `reason` in its own words, and their meaning, `stage`.
 
-    A job that `waits` has yet to start, for the first time or again. A job that is `over` won't start again.
+    A job that `waits` has yet to start, for the first time or again. A job that `ends` is about to leave the
+    queue, or to wait again. A job that is `over` won't start again.
     If the scheduler didn't answer, the state isn't `known`.
     """
 
@@ -67,6 +68,12 @@ class Queued(Frozen):
     def ending(self) -> str:
         """Describe how the job ended, for messages."""
         return "left the queue" if self.state == GONE.state else f"ended ({self.state})"
+
+
+def stage(state: str, waits: Collection[str], goes: Collection[str], ends: Collection[str]) -> Stage:
+    """Return the stage that contains a state; any other state is over."""
+    stages: tuple[tuple[Stage, Collection[str]], ...] = (("waits", waits), ("goes", goes), ("ends", ends))
+    return next((name for name, states in stages if state in states), "over")
 
 
 CANCELLED = "CANCELLED"

@@ -38,7 +38,7 @@ _PLAIN = (
 """Keys with the same names as options of sbatch."""
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _HELD = ("RUNNING", "SUSPENDED", "STOPPED", "CONFIGURING", "SIGNALING", "RESIZING")
-_GOING = (*_HELD, "COMPLETING", "STAGE_OUT")
+_ENDING = ("COMPLETING", "STAGE_OUT")
 _WHYS = {
     "TIMEOUT": "reached its time limit",
     "DEADLINE": "reached its deadline",
@@ -374,7 +374,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 def queued(state: str, reason: str = "") -> queue.Queued:
     """Convert a job's state from squeue."""
-    stage: queue.Stage = "waits" if state in _WAITING else "goes" if state in _GOING else "over"
+    stage = queue.stage(state, _WAITING, _HELD, _ENDING)
     return queue.Queued(state, "" if reason == "None" else reason + _HINTS.get(reason, ""), stage)
 
 

@@ -29,7 +29,8 @@ from distlaunch.observers.run_list import (
     note_no_stop,
     note_stop,
 )
-from distlaunch.runs.submissions import Submission, listing, note, note_end
+from distlaunch.runs import submissions
+from distlaunch.runs.submissions import Submission, cancel, listing, note, note_end, runs_of
 from distlaunch.schedulers import load
 from distlaunch.schedulers.base import Call
 from distlaunch.signals import Interrupts
@@ -789,6 +790,32 @@ def test_stop_cancels_a_job_again_that_is_requeued_meanwhile_and_waits(
     note(Submission("17", "train", str(tmp_path), time.time()))
     assert "Slurm job 17: cancelled" in distlaunch("stop", "17", status=0).stderr
     assert (tmp_path / "done").read_text() == "xx"
+
+
+@pytest.mark.parametrize("command", ["wait", "stop"])
+def test_a_queue_that_keeps_a_job_after_the_end_of_its_run_is_not_waited_for_without_end(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm's commands are stand-ins."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(submissions, "TELL_S", 0.0)
+    monkeypatch.setattr(submissions, "LEAVE_S", 0.6)
+    for name, text in (("squeue", "echo '17|COMPLETING|None'"), ("scancel", "")):
+        program(tmp_path / name, text)
+    distlaunch("run", str(write_job(tmp_path, "raise SystemExit(3)", TWO)), status=3)
+    (run,) = (tmp_path / "runs").iterdir()
+    note(job := Submission("17", "job", str(tmp_path / "runs"), time.time() - 60))
+    note_begin(run.name, str(run), HERE, Ticket("slurm", "17"))
+    said = list[str]()
+    with Interrupts() as interrupts:
+        if command == "wait":
+            assert [each.id for each, _ in runs_of("17", interrupts, said.append)] == [run.name]
+        else:
+            assert cancel(job, False, interrupts, said.append) == (None, True)
+    still = "Slurm job 17 is still COMPLETING, although its run has ended"
+    waits = "waiting at most 0.01 min for it to leave the queue"
+    assert said == [f"{still}; {waits}", f"{still}; not waiting any longer"]
 
 
 def test_a_last_task_that_has_just_ended_is_not_taken_for_its_array(

@@ -239,19 +239,23 @@ def pbs_queued(state: str, comment: str = "") -> Queued:
 
 STAGES = [
     (slurm.queued, "waits", "PENDING REQUEUE_HOLD"),
-    (slurm.queued, "goes", "RUNNING COMPLETING"),
+    (slurm.queued, "goes", "RUNNING SUSPENDED"),
+    (slurm.queued, "ends", "COMPLETING STAGE_OUT"),
     (slurm.queued, "over", "COMPLETED NODE_FAIL GONE"),
     (lsf.queued, "waits", "PEND PSUSP"),
     (lsf.queued, "goes", "RUN SSUSP UNKWN"),
     (lsf.queued, "over", "DONE EXIT"),
     (flux.queued, "waits", "DEPEND SCHED"),
-    (flux.queued, "goes", "RUN CLEANUP"),
+    (flux.queued, "goes", "RUN"),
+    (flux.queued, "ends", "CLEANUP"),
     (flux.queued, "over", "COMPLETED TIMEOUT"),
     (grid_engine_queued, "waits", "qw hqw hRqw"),
-    (grid_engine_queued, "goes", "r t S dr Rr dqw Rq"),
+    (grid_engine_queued, "goes", "r t S Rr Rq"),
+    (grid_engine_queued, "ends", "dr dqw"),
     (grid_engine_queued, "over", "z"),
     (pbs_queued, "waits", "Q H W"),
-    (pbs_queued, "goes", "R S E"),
+    (pbs_queued, "goes", "R S"),
+    (pbs_queued, "ends", "E"),
     (pbs_queued, "over", "C F M"),
 ]
 
