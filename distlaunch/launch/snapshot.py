@@ -46,6 +46,8 @@ ABOUT_RUN = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}(/|\.html$|\.tar\.gz$)")
 """Matches run directories, and files that `report` or `bundle` writes to the current directory by default."""
 UNWANTED = frozenset({".git", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 """Directories to leave out if the code isn't in a git repository, which has its own ignore rules."""
+ANOTHER_REPOSITORY = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY"}
+"""Variables that point git to a repository, as in a git hook, perhaps not to the one of the job's code."""
 LARGEST = 5
 TRIES = 3
 """Maximum attempts to read a file that changes while it is being read."""
@@ -115,14 +117,14 @@ def take(spec: JobSpec) -> tuple[JobSpec, Tree, list[Entry]]:
     In that job, paths into the code are written without ~ and symlinks. Raises `DistlaunchError`.
     """
     directory = os.path.realpath(os.path.dirname(spec.invocation.file) or os.getcwd())
-    found = _git(directory, "rev-parse", "--show-toplevel")
-    root = directory if found is None else found.removesuffix("\n")
+    top = _top_level(directory)
+    root = top or directory
     spec = spec.with_paths(lambda path: _below(root, path))
     with _explained("can't save the code for the nodes"):
         store = local_store()
-        paths = _walked(root) if found is None else _of_git(root, "")
+        paths = _of_git(root, "") if top else _walked(root)
         entries = _entries(store, spec, root, directory, paths)
-        commit, dirty = ("", False) if found is None else _state(root)
+        commit, dirty = _state(root) if top else ("", False)
         _check_program(spec, root, {entry.path for entry in entries})
         entries += _packages(store, spec, root, entries)
         digest = store.put(manifest_text(entries))
@@ -177,23 +179,35 @@ def contents(digest: str, indices: Sequence[int]) -> Iterator[bytes]:
     yield deflate.flush()
 
 
-def _git(directory: str, *words: str) -> str | None:
-    """Return git's output, or None if there is no git or no repository. Raises `DistlaunchError`."""
-    argv, env = ["git", "--no-optional-locks", "-C", directory, *words], {**os.environ, "LC_ALL": "C"}
+def _top_level(directory: str) -> str | None:
+    """Return the root of the repository around `directory`, or None if there is no git or no repository."""
     try:
-        done = subprocess.run(argv, check=False, env=env, stdin=subprocess.DEVNULL, capture_output=True)
+        return _git(directory, "rev-parse", "--show-toplevel").removesuffix("\n")
     except FileNotFoundError:
         return None
-    if done.returncode == 0:
-        return os.fsdecode(done.stdout)
-    if b"not a git repository" in done.stderr:
-        return None
-    raise DistlaunchError(f"git can't read {directory}: {os.fsdecode(done.stderr).strip()}")
+    except DistlaunchError:
+        # A repository that git can't read has ignore rules, too: without them, secrets might be copied.
+        while not os.path.lexists(f"{directory}/.git"):
+            if os.path.ismount(directory):  # git looks no further
+                return None
+            directory = os.path.dirname(directory)
+        raise
+
+
+def _git(directory: str, *words: str) -> str:
+    """Return git's output. Raises `DistlaunchError`, or FileNotFoundError if there is no git."""
+    argv = ["git", "--no-optional-locks", "-C", directory, *words]
+    env = {name: value for name, value in os.environ.items() if name not in ANOTHER_REPOSITORY}
+    env["LC_ALL"] = "C"
+    done = subprocess.run(argv, check=False, env=env, stdin=subprocess.DEVNULL, capture_output=True)
+    if done.returncode:
+        raise DistlaunchError(f"git can't read {directory}: {os.fsdecode(done.stderr).strip()}")
+    return os.fsdecode(done.stdout)
 
 
 def _state(root: str) -> tuple[str, bool]:
     """Return the commit ("" = none yet), and whether tracked files differ from it."""
-    status = _git(root, "status", "--porcelain=2", "--branch", "-z", "--untracked-files=no") or ""
+    status = _git(root, "status", "--porcelain=2", "--branch", "-z", "--untracked-files=no")
     records = status.split("\0")
     commits = [line.removeprefix("# branch.oid ") for line in records if line.startswith("# branch.oid ")]
     commit = commits[0] if commits and commits[0] != "(initial)" else ""
@@ -208,7 +222,7 @@ def record(tree: Tree, directory: RunDirectory, run_id: str) -> Store:
     manifest = manifest_of(tree.digest)
     directory.append(CODE, manifest)
     if tree.commit and tree.dirty:
-        diff = os.fsencode(_git(tree.root, "diff", *PLAIN, "HEAD") or "")
+        diff = os.fsencode(_git(tree.root, "diff", *PLAIN, "HEAD"))
         if len(diff) <= MAX_DIFF:
             directory.append("code.diff", diff)
     with _explained("can't save the code for the nodes"):
@@ -340,7 +354,7 @@ def _wanted(spec: JobSpec, root: str, listed: Iterable[str]) -> Iterator[str]:
 def _of_git(root: str, inside: str) -> Iterator[str]:
     """Yield tracked files, and untracked files that aren't ignored, including those in submodules."""
     directory = os.path.join(root, inside)
-    files = _git(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard") or ""
+    files = _git(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     for path in files.split("\0"):
         whole = f"{directory}/{path}"
         try:
@@ -349,7 +363,11 @@ def _of_git(root: str, inside: str) -> Iterator[str]:
             continue  # deleted, but still in the index
         if not is_directory:
             yield f"{inside}{path}"
-        elif path not in ("", "./"):  # a submodule that isn't checked out lists itself like this
+        elif path == "./":  # a submodule that isn't checked out lists itself like this
+            if os.listdir(directory):
+                advice = "run `git submodule update --init`, or move its files away"
+                raise DistlaunchError(f"{directory} is a submodule with files, but without .git; {advice}")
+        elif path:
             yield from _of_git(root, f"{inside}{path.rstrip('/')}/")
 
 

@@ -164,6 +164,19 @@ def test_without_git_brings_all_but_what_is_made_again(job: Path, monkeypatch: p
     assert sorted(taken(job, sync={"to": f"{job}/store"})) == sorted([*found, "lib/own.py"])
 
 
+def test_reads_the_repository_around_the_job_although_variables_name_another(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a git hook."""
+    other = job.parent / "other"
+    write(other, {"x.py": ""})
+    git(other, "init", "-q")
+    commit(other)
+    for name, path in {"DIR": ".git", "WORK_TREE": ".", "INDEX_FILE": ".git/index"}.items():
+        monkeypatch.setenv(f"GIT_{name}", str(other / path))
+    assert names(job) == ["train.py"]
+
+
 def test_a_repository_without_commits_is_enough(job: Path) -> None:
     shutil.rmtree(job / ".git")
     git(job, "init", "-q")
@@ -263,6 +276,22 @@ def _not_ours(job: Path) -> None:
     os.chown(job, 12345, 12345)
 
 
+def _without_its_repository(job: Path) -> None:
+    place = job / ".git"
+    (place if place.is_file() else place / "HEAD").unlink()
+
+
+def _moved(job: Path) -> None:
+    """The directory that a worktree or a submodule has its commits in."""
+    (job / ".git").rename(job / "gone.pt")
+    (job / ".git").write_text("gitdir: gone\n")
+
+
+def _submodule(job: Path, change: Callable[[Path], None]) -> None:
+    _repositories(job)
+    change(job / "mod")
+
+
 LARGEST = "its largest files are model.bin (300 MiB), 8.bin (8 KiB), "
 OUTSIDE = "{job}/data is a symlink to ../data, which is not a relative path inside the code; correct it, or"
 A_RUN = "job-20260101-120000-0a1b2c3d/a.py"
@@ -272,6 +301,18 @@ WRONG: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "depth": (lambda job: write(job, {"d/" * 200 + "x": ""}), {}, "is more than 200 directories deep"),
     "link": (lambda job: (job / "data").symlink_to("../data"), {}, OUTSIDE),
     "owner": (_not_ours, {}, "git can't read {job}: fatal: detected dubious ownership in repository at"),
+    "damaged": (_without_its_repository, {}, "git can't read {job}: fatal: not a git repository"),
+    "moved": (_moved, {}, "git can't read {job}: fatal: not a git repository: "),
+    "submodule without .git": (
+        lambda job: _submodule(job, _without_its_repository),
+        {},
+        "{job}/mod/ is a submodule with files, but without .git; run `git submodule update --init`, or",
+    ),
+    "moved submodule": (
+        lambda job: _submodule(job, _moved),
+        {},
+        "git can't read {job}/mod/: fatal: not a git repository: ",
+    ),
     "pattern": (lambda job: None, {"sync": {"exclude": ["!"]}}, PATTERN),
     "range": (lambda job: None, {"sync": {"exclude": ["[z-a]"]}}, f"{PATTERN} sync.exclude is invalid: "),
     "run": (lambda job: write(job, {A_RUN: ""}), {"script": A_RUN}, "0a1b2c3d looks like a run dir"),
