@@ -337,8 +337,9 @@ class Collect(Frozen):
 class Tree(Frozen):
     """A snapshot of the code in the directory `root` on this machine, identified by `digest`.
 
-    `commit` is the git commit ("" = none); `dirty` = files differ from that commit. `base` is as in `Sync`.
-    `environment` is the name of the environment that a setup builds.
+    `commit` is the git commit ("" = none); `dirty` = files differ from that commit; `diff` is the digest of
+    the difference ("" = none, or too large). `base` is as in `Sync`. `environment` is the name of the
+    environment that a setup builds.
     """
 
     digest: str
@@ -348,6 +349,7 @@ class Tree(Frozen):
     size: int
     commit: str = ""
     dirty: bool = False
+    diff: str = ""
     environment: str = ""
 
     @property

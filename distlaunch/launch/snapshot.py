@@ -11,9 +11,10 @@ import stat
 import subprocess
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.setup import ENVIRONMENTS
 from distlaunch.agent.tree import (
     FILE,
@@ -50,7 +51,7 @@ ANOTHER_REPOSITORY = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_
 """Variables that point git to a repository, as in a git hook, perhaps not to the one of the job's code."""
 LARGEST = 5
 TRIES = 3
-"""Maximum attempts to read a file that changes while it is being read."""
+"""Maximum attempts to read the code while it changes."""
 MAX_DIFF = 8 << 20
 PLAIN = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
 """Options for a diff that `git apply` accepts, whatever the user's settings are."""
@@ -122,14 +123,12 @@ def take(spec: JobSpec) -> tuple[JobSpec, Tree, list[Entry]]:
     spec = spec.with_paths(lambda path: _below(root, path))
     with _explained("can't save the code for the nodes"):
         store = local_store()
-        paths = _of_git(root, "") if top else _walked(root)
-        entries = _entries(store, spec, root, directory, paths)
-        commit, dirty = _state(root) if top else ("", False)
+        entries, (commit, dirty, diff) = _read(store, lambda: _listed(spec, root, directory, top), top)
         _check_program(spec, root, {entry.path for entry in entries})
         entries += _packages(store, spec, root, entries)
         digest = store.put(manifest_text(entries))
     size = sum(entry.size for entry in entries)
-    tree = Tree(digest, spec.sync.base, root, len(entries), size, commit, dirty)
+    tree = Tree(digest, spec.sync.base, root, len(entries), size, commit, dirty, diff)
     return spec._replace(tree=tree), tree, entries
 
 
@@ -149,11 +148,11 @@ def local_store() -> Store:
     return Store(DEFAULT_BASE)
 
 
-def manifest_of(digest: str) -> bytes:
-    """Return the manifest of a tree in this machine's store. Raises `DistlaunchError`."""
+def _kept(digest: str) -> bytes:
+    """Return a manifest or diff from this machine's store. Raises `DistlaunchError`."""
     with _explained(f"the code {digest[:12]} can't be read"):
-        if manifest := local_store().read(digest):
-            return manifest
+        if data := local_store().read(digest):
+            return data
     raise DistlaunchError(f"{DEFAULT_BASE} on this machine no longer has the code; start the job again")
 
 
@@ -165,7 +164,7 @@ def contents(digest: str, indices: Sequence[int]) -> Iterator[bytes]:
     # A piece is at most as long as the data read plus the compressor's buffer, 96 KiB.
     deflate, size = zlib.compressobj(1), MAX_OUTPUT // 4
     with _explained("can't read the code to send"):
-        store, entries = local_store(), read_manifest(manifest_of(digest)) if indices else []
+        store, entries = local_store(), read_manifest(_kept(digest)) if indices else []
         for entry in [entries[index] for index in indices] or [Entry("", FILE, 0, digest)]:
             path, hashed = store.path_of(entry), hashlib.sha256()
             with open(path, "rb") as file:
@@ -205,13 +204,18 @@ def _git(directory: str, *words: str) -> str:
     return os.fsdecode(done.stdout)
 
 
-def _state(root: str) -> tuple[str, bool]:
-    """Return the commit ("" = none yet), and whether tracked files differ from it."""
+def _state(store: Store, root: str) -> tuple[str, bool, str]:
+    """Return the commit ("" = none yet), whether tracked files differ from it, and the digest of the diff."""
     status = _git(root, "status", "--porcelain=2", "--branch", "-z", "--untracked-files=no")
     records = status.split("\0")
     commits = [line.removeprefix("# branch.oid ") for line in records if line.startswith("# branch.oid ")]
     commit = commits[0] if commits and commits[0] != "(initial)" else ""
-    return commit, any(record and not record.startswith("#") for record in records)
+    dirty = any(record and not record.startswith("#") for record in records)
+    diff = b""
+    if commit and dirty:
+        with suppress(DistlaunchError):  # a tracked file was replaced by a pipe or socket
+            diff = os.fsencode(_git(root, "diff", *PLAIN, commit))
+    return commit, dirty, store.put(diff) if 0 < len(diff) <= MAX_DIFF else ""
 
 
 def record(tree: Tree, directory: RunDirectory, run_id: str) -> Store:
@@ -219,12 +223,10 @@ def record(tree: Tree, directory: RunDirectory, run_id: str) -> Store:
 
     The returned store keeps the contents until it is released. Raises `DistlaunchError`.
     """
-    manifest = manifest_of(tree.digest)
+    manifest = _kept(tree.digest)
     directory.append(CODE, manifest)
-    if tree.commit and tree.dirty:
-        diff = os.fsencode(_git(tree.root, "diff", *PLAIN, "HEAD"))
-        if len(diff) <= MAX_DIFF:
-            directory.append("code.diff", diff)
+    if tree.diff:
+        directory.append("code.diff", _kept(tree.diff))
     with _explained("can't save the code for the nodes"):
         store = local_store()
         for wait_s in store.hold(f"{run_id}.origin"):
@@ -280,33 +282,58 @@ def check_out(directory: str, to: str) -> int:
 # Which files
 
 
-def _entries(store: Store, spec: JobSpec, root: str, directory: str, paths: Iterable[str]) -> list[Entry]:
-    """Return the entries of the tree, after putting their contents into the store."""
-    sources = {path: f"{root}/{path}" for path in _wanted(spec, root, paths)}
+class _File(Frozen):
+    """A file or symlink for the nodes, as listed. The `stamp` changes when it is replaced or written to."""
+
+    path: str
+    source: str
+    mode: int
+    size: int
+    stamp: tuple[int, ...]
+
+
+def _file(path: str, source: str) -> _File:
+    found = os.lstat(source)
+    return _File(
+        path, source, found.st_mode, found.st_size, (found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+    )
+
+
+def _files(root: str, paths: Iterable[str]) -> dict[str, _File]:
+    """Return those files at `paths` that exist."""
+    files = {}
+    for path in paths:
+        with suppress(FileNotFoundError, NotADirectoryError):  # deleted, but perhaps still in git's index
+            files[path] = _file(path, f"{root}/{path}")
+    return files
+
+
+def _listed(spec: JobSpec, root: str, directory: str, top: str | None) -> list[_File]:
+    """Return the files of the tree, sorted by path. `top` is None if git doesn't list them."""
+    files = _wanted(spec, root, _of_git(root, "") if top else _files(root, _walked(root)))
     for given in spec.sync.files:
         path = os.path.relpath(f"{directory}/{os.path.basename(given)}", root)
         source = os.path.realpath(given)
         if not os.path.isfile(source):
             raise spec.error("files", f"{given} is not a file")
-        if (other := os.path.realpath(sources.get(path, source))) != source:
+        if (other := os.path.realpath(files[path].source if path in files else source)) != source:
             raise spec.error("files", f"{given} and {other} would both be {path} on the nodes; rename one")
-        if any(each.startswith(f"{path}/") for each in sources):
+        if any(each.startswith(f"{path}/") for each in files):
             text = f"{given} would be {path} on the nodes, but that is a directory in the code; rename one"
             raise spec.error("files", text)
-        sources[path] = source
-    every = [(path, source, os.lstat(source)) for path, source in sorted(sources.items())]
-    links = {path for path, _, status in every if stat.S_ISLNK(status.st_mode)}
-    found = [each for each in every if stat.S_ISREG(each[2].st_mode) or each[0] in links]
+        files[path] = _file(path, source)
+    links = {each.path for each in files.values() if stat.S_ISLNK(each.mode)}
+    found = [each for _, each in sorted(files.items()) if stat.S_ISREG(each.mode) or each.path in links]
     # git's index may still list files in a directory that a symlink has replaced.
-    found = [each for each in found if links.isdisjoint(parents_of(each[0]))]
+    found = [each for each in found if links.isdisjoint(parents_of(each.path))]
     if len(found) > MAX_FILES:
         text = f"the code in {root} has {len(found)} files; at most {MAX_FILES} are supported"
         raise spec.error("sync", f"{text}; leave some out with sync.exclude or {IGNORE_FILE}")
-    if deep := next((path for path, *_ in found if path.count("/") >= MAX_DEPTH), None):
+    if deep := next((each.path for each in found if each.path.count("/") >= MAX_DEPTH), None):
         raise spec.error("sync", f"{deep} is more than {MAX_DEPTH} directories deep; {_EXCLUDE}")
-    if (size := sum(each[2].st_size for each in found)) > spec.sync.limit:
+    if (size := sum(each.size for each in found)) > spec.sync.limit:
         raise _too_large(spec, root, size, found)
-    return [_entry(store, *each) for each in found]
+    return found
 
 
 def _packages(store: Store, spec: JobSpec, root: str, code: Iterable[Entry]) -> list[Entry]:
@@ -318,57 +345,49 @@ def _packages(store: Store, spec: JobSpec, root: str, code: Iterable[Entry]) -> 
     if not lists:
         return []
     found = wheels_of(lists[0], program.python, program.fixed_env)
-    return [_entry(store, f"{WHEELS}/{os.path.basename(path)}", path, os.lstat(path)) for path in found]
+    return [_entry(store, _file(f"{WHEELS}/{os.path.basename(path)}", path)) for path in found]
 
 
-def _too_large(
-    spec: JobSpec, root: str, size: int, found: list[tuple[str, str, os.stat_result]]
-) -> Exception:
-    largest = sorted(found, key=lambda each: -each[2].st_size)[:LARGEST]
-    names = ", ".join(f"{path} ({size_words(status.st_size)})" for path, _, status in largest)
+def _too_large(spec: JobSpec, root: str, size: int, found: list[_File]) -> Exception:
+    largest = sorted(found, key=lambda each: -each.size)[:LARGEST]
+    names = ", ".join(f"{each.path} ({size_words(each.size)})" for each in largest)
     text = f"the code in {root} has {size_words(size)}, more than {size_words(spec.sync.limit)} (sync.limit)"
     advice = f"leave out data with sync.exclude or {IGNORE_FILE}, or raise sync.limit"
     return spec.error("sync", f"{text}; its largest files are {names}; {advice}")
 
 
-def _wanted(spec: JobSpec, root: str, listed: Iterable[str]) -> Iterator[str]:
-    """Yield the relative paths of files and symlinks in the tree: those `listed`, and those to include."""
-    paths = set(listed)
+def _wanted(spec: JobSpec, root: str, files: dict[str, _File]) -> dict[str, _File]:
+    """Return the `files` of the tree that aren't left out, and those to include."""
     if spec.sync.include:
-        paths |= {*_matching(spec, spec.sync.include, _walked(root, frozenset({".git"})))}
+        included = _matching(spec, spec.sync.include, _walked(root, frozenset({".git"})))
+        files |= _files(root, [path for path in included if path not in files])
     patterns = [*spec.sync.exclude]
     file = os.path.join(root, IGNORE_FILE)
     with suppress(FileNotFoundError), open(file, encoding="utf-8", errors="surrogateescape") as ignored:
         patterns = [*ignored.read().splitlines(), *patterns]
-    if patterns:
-        paths -= {*_matching(spec, patterns, paths)}
+    unwanted = {*_matching(spec, patterns, files)} if patterns else set()
     logs, base = spec.logs.directory, os.path.expanduser(spec.sync.base)
     copies = [os.path.join(base, name) for name in (*PLACES, ENVIRONMENTS)]  # if this is a node, too
     runs = {os.path.relpath(way(each), root) for each in (logs, *copies) for way in (str, os.path.realpath)}
     below = (WHEELS, *(f"{each}/" for each in runs))
-    for path in paths:
-        if path not in runs and not path.startswith(below) and not ABOUT_RUN.search(path):
-            yield path
+    unwanted |= {path for path in files if path in runs or path.startswith(below) or ABOUT_RUN.search(path)}
+    return {path: file for path, file in files.items() if path not in unwanted}
 
 
-def _of_git(root: str, inside: str) -> Iterator[str]:
-    """Yield tracked files, and untracked files that aren't ignored, including those in submodules."""
+def _of_git(root: str, inside: str) -> dict[str, _File]:
+    """Return tracked files, and untracked files that aren't ignored, including those in submodules."""
     directory = os.path.join(root, inside)
-    files = _git(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    for path in files.split("\0"):
-        whole = f"{directory}/{path}"
-        try:
-            is_directory = stat.S_ISDIR(os.lstat(whole).st_mode)
-        except (FileNotFoundError, NotADirectoryError):
-            continue  # deleted, but still in the index
-        if not is_directory:
-            yield f"{inside}{path}"
-        elif path == "./":  # a submodule that isn't checked out lists itself like this
-            if os.listdir(directory):
-                advice = "run `git submodule update --init`, or move its files away"
-                raise DistlaunchError(f"{directory} is a submodule with files, but without .git; {advice}")
-        elif path:
-            yield from _of_git(root, f"{inside}{path.rstrip('/')}/")
+    paths = _git(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")[:-1]
+    if paths == ["./"]:  # a submodule that isn't checked out
+        if os.listdir(directory):
+            advice = "run `git submodule update --init`, or move its files away"
+            raise DistlaunchError(f"{directory} is a submodule with files, but without .git; {advice}")
+        return {}
+    files = _files(root, [f"{inside}{path}" for path in paths])
+    for path in [path for path, each in files.items() if stat.S_ISDIR(each.mode)]:
+        del files[path]
+        files |= _of_git(root, f"{path.rstrip('/')}/")
+    return files
 
 
 def _walked(root: str, unwanted: frozenset[str] = UNWANTED) -> Iterator[str]:
@@ -427,12 +446,39 @@ def _missing(spec: JobSpec, key: str, root: str, path: str) -> JobError:
 # Their contents
 
 
-def _entry(store: Store, path: str, source: str, found: os.stat_result) -> Entry:
-    """Put a file's contents into the store, and return its entry. `found` is its status.
+def _read(
+    store: Store, listed: Callable[[], list[_File]], top: str | None
+) -> tuple[list[Entry], tuple[str, bool, str]]:
+    """Put the contents of the files that `listed` returns into the store. Return their entries and `_state`.
 
-    A file that changes while it is being read is read again. Raises `DistlaunchError`.
+    All are from the same moment: files that change in the meantime, as by `git checkout`, are read again.
+    Raises OSError or `DistlaunchError`.
     """
-    if stat.S_ISLNK(found.st_mode):
+    entries, files = dict[_File, Entry](), listed()
+    for _ in range(TRIES):
+        failure = None
+        try:
+            for file in files:
+                if file not in entries:
+                    entries[file] = _entry(store, file)
+        except OSError as error:
+            failure = error
+        state = _state(store, top) if top else ("", False, "")
+        before, files = files, listed()
+        changed = {*before} ^ {*files}
+        if failure and not changed:
+            raise failure
+        if not changed:
+            return [entries[file] for file in files], state
+    raise DistlaunchError(
+        f"{min(changed).source} keeps changing while it is being read; try again, or {_EXCLUDE}"
+    )
+
+
+def _entry(store: Store, file: _File) -> Entry:
+    """Put a file's contents into the store, and return its entry. Raises OSError or `DistlaunchError`."""
+    path, source = file.path, file.source
+    if stat.S_ISLNK(file.mode):
         target = os.readlink(source)
         if not link_stays_inside(path, target):
             what = f"{source} is a symlink to {target}, which is not a relative path inside the code"
@@ -441,17 +487,7 @@ def _entry(store: Store, path: str, source: str, found: os.stat_result) -> Entry
             advice = f"correct it, or leave it out with the pattern /{path} in {ignored}"
             raise DistlaunchError(f"{what}; {advice}")
         return Entry(path, LINK, 0, target)
-    is_program = bool(found.st_mode & stat.S_IXUSR)
-    for _ in range(TRIES):
-        with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            data = file.read(found.st_size)
-            before, found = found, os.fstat(file.fileno())
-        if _version(before) == _version(found) and len(data) == found.st_size:
-            return Entry(path, PROGRAM if is_program else FILE, len(data), store.put(data, is_program))
-        time.sleep(0.05)
-    raise DistlaunchError(f"{source} keeps changing while it is being read; try again, or {_EXCLUDE}")
-
-
-def _version(status: os.stat_result) -> tuple[int, ...]:
-    """Return a tuple that changes when a file is replaced or written to."""
-    return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    is_program = bool(file.mode & stat.S_IXUSR)
+    with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
+        data = opened.read(file.size)
+    return Entry(path, PROGRAM if is_program else FILE, len(data), store.put(data, is_program))

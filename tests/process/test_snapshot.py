@@ -333,16 +333,67 @@ def test_says_what_can_not_be_brought(job: Path, what: str) -> None:
     assert words.format(job=job) in refused(job, **keys)
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT])
-def test_names_a_file_that_can_not_be_read(job: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = os.open  # root may read everything, and nobody can say when a file is deleted
+def when_read(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], Any]) -> None:
+    """Do something whenever a file of this name is about to be read; nothing more after it returns True."""
+    opened, done = os.open, list[Any]()
 
-    def refuse(path: Any, *words: Any, **keys: Any) -> int:
-        if str(path).endswith("train.py"):
-            raise OSError(number, os.strerror(number), path)
+    def opening(path: Any, *words: Any, **keys: Any) -> int:
+        if os.path.basename(path) == name and True not in done:
+            done.append(act())
         return opened(path, *words, **keys)
 
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "open", opening)
+
+
+def test_all_files_are_from_the_same_commit_although_another_is_checked_out_meanwhile(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(job, {"a.py": "1", "b.py": "1", "gone.py": ""})
+    commit(job)
+    (job / "gone.py").unlink()
+    write(job, {"a.py": "2", "b.py": "2", "new.py": ""})
+    commit(job)
+    git(job, "branch", "new")
+    git(job, "checkout", "-q", "HEAD~1")
+    when_read(monkeypatch, "b.py", lambda: git(job, "checkout", "-q", "new"))
+    _, tree, entries = snapshot.take(spec_of(job))
+    found = {each.path: each.content for each in entries}
+    assert found["a.py"] == found["b.py"] == digest_of(b"2")
+    assert sorted(found) == [".gitignore", "a.py", "b.py", "new.py", "train.py"]
+    assert tree.commit == completed([*GIT, "rev-parse", "new"], cwd=job).stdout.strip()
+    assert not tree.dirty
+
+
+def test_a_file_that_always_changes_is_an_error(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = job / "log"
+    log.touch()
+    when_read(monkeypatch, "log", lambda: log.write_text(log.read_text() + "line\n"))
+    words = "keeps changing while it is being read; try again, or leave it out with sync.exclude"
+    assert refused(job).startswith(f"{log} {words}")
+
+
+def test_a_file_that_becomes_executable_meanwhile_is_a_program(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    when_read(monkeypatch, "train.py", lambda: (job / "train.py").chmod(0o755) is None)
+    assert taken(job)["train.py"].kind == PROGRAM
+
+
+def test_the_recorded_changes_are_those_of_the_snapshot(job: Path, tmp_path: Path) -> None:
+    write(job, {"train.py": "print(2)\n"})
+    _, tree, _ = snapshot.take(spec_of(job))
+    write(job, {"train.py": "print(3)\n"})
+    with closing(RunDirectory(str(tmp_path), "run")) as directory:
+        snapshot.record(tree, directory, "run").release()
+    assert "+print(2)" in (tmp_path / "run/code.diff").read_text()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT])
+def test_names_a_file_that_can_not_be_read(job: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:  # root may read everything, and nobody can say when a file is deleted
+        raise OSError(number, os.strerror(number), str(job / "train.py"))
+
+    when_read(monkeypatch, "train.py", refuse)
     assert refused(job) == f"can't save the code for the nodes: {job}/train.py: {os.strerror(number)}"
 
 
