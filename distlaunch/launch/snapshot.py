@@ -120,6 +120,10 @@ def take(spec: JobSpec) -> tuple[JobSpec, Tree, list[Entry]]:
     directory = os.path.realpath(os.path.dirname(spec.invocation.file) or os.getcwd())
     top = _top_level(directory)
     root = top or directory
+    if f"{os.path.realpath(os.path.expanduser('~'))}/".startswith(f"{root.rstrip('/')}/"):
+        what = f"{root} is or contains your home directory, so files such as SSH keys would be copied"
+        advice = "move the job file and the code into a directory of their own"
+        raise spec.error("sync", f"{what}; {advice}{', and run `git init` there' if top else ''}")
     spec = spec.with_paths(lambda path: _below(root, path))
     with _explained("can't save the code for the nodes"):
         store = local_store()

@@ -177,6 +177,18 @@ def test_reads_the_repository_around_the_job_although_variables_name_another(
     assert names(job) == ["train.py"]
 
 
+@pytest.mark.parametrize("home", ["job", "job/home"])
+def test_refuses_to_copy_the_home_directory(job: Path, home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may be a git repository."""
+    (job / "home").mkdir()
+    (job.parent / "link").symlink_to(home)
+    monkeypatch.setenv("HOME", str(job.parent / "link"))
+    words = f"{job} is or contains your home directory, so files such as SSH keys would be copied; move the"
+    assert words in refused(job)
+    shutil.rmtree(job / ".git")
+    assert words in refused(job)
+
+
 def test_a_repository_without_commits_is_enough(job: Path) -> None:
     shutil.rmtree(job / ".git")
     git(job, "init", "-q")
