@@ -203,8 +203,11 @@ def _git(directory: str, *words: str) -> str:
     env = {name: value for name, value in os.environ.items() if name not in ANOTHER_REPOSITORY}
     env["LC_ALL"] = "C"
     done = subprocess.run(argv, check=False, env=env, stdin=subprocess.DEVNULL, capture_output=True)
+    what = f"git can't read {directory}: {os.fsdecode(done.stderr).strip()}"
     if done.returncode:
-        raise DistlaunchError(f"git can't read {directory}: {os.fsdecode(done.stderr).strip()}")
+        raise DistlaunchError(what)
+    if b"could not open directory" in done.stderr:  # for git only a warning
+        raise DistlaunchError(f"{what}; make it readable, or add it to .gitignore")
     return os.fsdecode(done.stdout)
 
 
@@ -294,38 +297,35 @@ class _File(Frozen):
     mode: int
     size: int
     stamp: tuple[int, ...]
+    tracked: bool
 
 
-def _file(path: str, source: str) -> _File:
+def _file(path: str, source: str, tracked: bool = False) -> _File:
     found = os.lstat(source)
-    return _File(
-        path, source, found.st_mode, found.st_size, (found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
-    )
+    stamp = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+    return _File(path, source, found.st_mode, found.st_size, stamp, tracked)
 
 
-def _files(root: str, paths: Iterable[str]) -> dict[str, _File]:
+def _files(root: str, paths: Iterable[str], tracked: bool = False) -> dict[str, _File]:
     """Return those files at `paths` that exist."""
     files = {}
     for path in paths:
         with suppress(FileNotFoundError, NotADirectoryError):  # deleted, but perhaps still in git's index
-            files[path] = _file(path, f"{root}/{path}")
+            files[path] = _file(path, f"{root}/{path}", tracked)
     return files
 
 
 def _listed(spec: JobSpec, root: str, directory: str, top: str | None) -> list[_File]:
     """Return the files of the tree, sorted by path. `top` is None if git doesn't list them."""
-    files = _wanted(spec, root, _of_git(root, "") if top else _files(root, _walked(root)))
-    for given in spec.sync.files:
-        path = os.path.relpath(f"{directory}/{os.path.basename(given)}", root)
-        source = os.path.realpath(given)
-        if not os.path.isfile(source):
-            raise spec.error("files", f"{given} is not a file")
-        if (other := os.path.realpath(files[path].source if path in files else source)) != source:
-            raise spec.error("files", f"{given} and {other} would both be {path} on the nodes; rename one")
-        if any(each.startswith(f"{path}/") for each in files):
-            text = f"{given} would be {path} on the nodes, but that is a directory in the code; rename one"
-            raise spec.error("files", text)
-        files[path] = _file(path, source)
+    files = _wanted(spec, root, _of_git(root, "", True) if top else _files(root, _walked(root)))
+    _add_further(files, spec, root, directory)
+    for each in files.values():
+        if stat.S_ISDIR(each.mode):  # one that `_walked` couldn't read
+            try:
+                os.listdir(each.source)
+            except OSError as error:
+                what = f"can't read {each.source}: {reason(error)}"
+                raise DistlaunchError(f"{what}; make it readable, or {_EXCLUDE}") from None
     links = {each.path for each in files.values() if stat.S_ISLNK(each.mode)}
     found = [each for _, each in sorted(files.items()) if stat.S_ISREG(each.mode) or each.path in links]
     # git's index may still list files in a directory that a symlink has replaced.
@@ -338,6 +338,21 @@ def _listed(spec: JobSpec, root: str, directory: str, top: str | None) -> list[_
     if (size := sum(each.size for each in found)) > spec.sync.limit:
         raise _too_large(spec, root, size, found)
     return found
+
+
+def _add_further(files: dict[str, _File], spec: JobSpec, root: str, directory: str) -> None:
+    """Add the job's `files`, which may be anywhere, to those in the tree."""
+    for given in spec.sync.files:
+        path = os.path.relpath(f"{directory}/{os.path.basename(given)}", root)
+        source = os.path.realpath(given)
+        if not os.path.isfile(source):
+            raise spec.error("files", f"{given} is not a file")
+        if (other := os.path.realpath(files[path].source if path in files else source)) != source:
+            raise spec.error("files", f"{given} and {other} would both be {path} on the nodes; rename one")
+        if any(each.startswith(f"{path}/") for each in files):
+            text = f"{given} would be {path} on the nodes, but that is a directory in the code; rename one"
+            raise spec.error("files", text)
+        files[path] = _file(path, source)
 
 
 def _packages(store: Store, spec: JobSpec, root: str, code: Iterable[Entry]) -> list[Entry]:
@@ -367,40 +382,54 @@ def _wanted(spec: JobSpec, root: str, files: dict[str, _File]) -> dict[str, _Fil
         files |= _files(root, [path for path in included if path not in files])
     patterns = [*spec.sync.exclude]
     file = os.path.join(root, IGNORE_FILE)
-    with suppress(FileNotFoundError), open(file, encoding="utf-8", errors="surrogateescape") as ignored:
+    with suppress(FileNotFoundError), open(file, encoding="utf-8-sig", errors="surrogateescape") as ignored:
         patterns = [*ignored.read().splitlines(), *patterns]
     unwanted = {*_matching(spec, patterns, files)} if patterns else set()
     logs, base = spec.logs.directory, os.path.expanduser(spec.sync.base)
     copies = [os.path.join(base, name) for name in (*PLACES, ENVIRONMENTS)]  # if this is a node, too
     runs = {os.path.relpath(way(each), root) for each in (logs, *copies) for way in (str, os.path.realpath)}
-    below = (WHEELS, *(f"{each}/" for each in runs))
-    unwanted |= {path for path in files if path in runs or path.startswith(below) or ABOUT_RUN.search(path)}
-    return {path: file for path, file in files.items() if path not in unwanted}
+    below = tuple(f"{each}/" for each in runs)
+    for path, each in files.items():
+        of_run = not each.tracked and (path.startswith(below) or ABOUT_RUN.search(path))
+        if of_run or path in runs or path.startswith(WHEELS):
+            unwanted.add(path)
+    return {path: each for path, each in files.items() if path not in unwanted}
 
 
-def _of_git(root: str, inside: str) -> dict[str, _File]:
-    """Return tracked files, and untracked files that aren't ignored, including those in submodules."""
-    directory = os.path.join(root, inside)
-    paths = _git(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")[:-1]
-    if paths == ["./"]:  # a submodule that isn't checked out
+def _of_git(root: str, inside: str, tracked: bool) -> dict[str, _File]:
+    """Return tracked files, and untracked files that aren't ignored, including those in submodules.
+
+    `tracked` is whether the directory `inside` is in the commit.
+    """
+    directory, files = f"{root}/{inside}".rstrip("/"), dict[str, _File]()
+    lines = _git(directory, "ls-files", "-t", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    if lines[0] == "H ./":  # a submodule that isn't checked out
         if os.listdir(directory):
             advice = "run `git submodule update --init`, or move its files away"
             raise DistlaunchError(f"{directory} is a submodule with files, but without .git; {advice}")
         return {}
-    files = _files(root, [f"{inside}{path}" for path in paths])
-    for path in [path for path, each in files.items() if stat.S_ISDIR(each.mode)]:
-        del files[path]
-        files |= _of_git(root, f"{path.rstrip('/')}/")
+    for line in lines[:-1]:
+        files |= _files(root, [f"{inside}{line[2:]}"], tracked and not line.startswith("?"))
+    for path, each in [*files.items()]:
+        if stat.S_ISDIR(each.mode):
+            del files[path]
+            files |= _of_git(root, f"{path.rstrip('/')}/", each.tracked)
     return files
 
 
 def _walked(root: str, unwanted: frozenset[str] = UNWANTED) -> Iterator[str]:
-    """Yield the relative paths of files and symlinks below `root`, except in `unwanted` directories."""
-    for where, directories, names in os.walk(root):
+    """Yield the relative paths of files and symlinks below `root`, except in `unwanted` directories.
+
+    A directory that can't be read is yielded, too, and ends in / as the patterns that match it do.
+    """
+    unreadable: list[OSError] = []
+    for where, directories, names in os.walk(root, onerror=unreadable.append):
         directories[:] = [name for name in directories if name not in unwanted]
         links = [name for name in directories if os.path.islink(os.path.join(where, name))]
         for name in (*names, *links):
             yield os.path.relpath(os.path.join(where, name), root)
+    for error in unreadable:
+        yield f"{os.path.relpath(error.filename, root)}/"
 
 
 def _matching(spec: JobSpec, patterns: Iterable[str], paths: Iterable[str]) -> Iterable[str]:

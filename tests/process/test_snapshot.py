@@ -28,7 +28,7 @@ from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import DEFAULT_BASE, JobSpec
 from distlaunch.launch import snapshot
 from distlaunch.observers.run_directory import RunDirectory
-from tests.harness import PATIENCE_S, completed, distlaunch, program
+from tests.harness import PATIENCE_S, completed, distlaunch, distlaunch_argv, program
 from tests.unit.samples import longest_file
 
 GIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "protocol.file.allow=always"]
@@ -121,6 +121,9 @@ def _repositories(job: Path) -> None:
 
 def _runs(job: Path) -> None:
     run = "train-20261126-010203-0123abcd"
+    tracked = ("runs/config.yaml", f"old/{run}/plan.json")
+    write(job, dict.fromkeys(tracked, ""))
+    commit(job)
     names = ("runs/train-1/plan.json", "lib/runs/x.py", f"lib/runs/{run}/plan.json")
     write(job, dict.fromkeys([*names, f"{run}.html", f"{run}.tar.gz"], ""))
 
@@ -132,7 +135,10 @@ FOUND: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "another kind of file": (_another_kind_of_file, ["is/file", "was", "new/x.py", "old"]),
     "repositories": (_repositories, ["mod/new.py", *INNER]),
     "odd names": (lambda job: write(job, dict.fromkeys(ODD, "")), ODD),
-    "runs": (_runs, ["lib/runs/x.py"]),
+    "runs": (
+        _runs,
+        ["lib/runs/x.py", "old/train-20261126-010203-0123abcd/plan.json", "runs/config.yaml"],
+    ),
 }
 
 
@@ -206,6 +212,7 @@ CHOSEN: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "exclude after negation": ("data/*\n!data/b.bin\n", {"exclude": ["b.bin"]}, ["lib/a.py"]),
     "include": ("", {"include": ["/big.pt"]}, ["big.pt", "data/a.bin", "data/b.bin", "lib/a.py"]),
     "include against exclude": ("*.bin", {"include": ["*.pt"], "exclude": ["sub"]}, ["big.pt", "lib/a.py"]),
+    "a byte order mark": ("\ufeff*.bin\n", {}, ["lib/a.py"]),
     "no UTF-8": ("\udcff\n*.bin\n", {}, ["lib/a.py"]),
 }
 
@@ -318,12 +325,12 @@ WRONG: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "submodule without .git": (
         lambda job: _submodule(job, _without_its_repository),
         {},
-        "{job}/mod/ is a submodule with files, but without .git; run `git submodule update --init`, or",
+        "{job}/mod is a submodule with files, but without .git; run `git submodule update --init`, or",
     ),
     "moved submodule": (
         lambda job: _submodule(job, _moved),
         {},
-        "git can't read {job}/mod/: fatal: not a git repository: ",
+        "git can't read {job}/mod: fatal: not a git repository: ",
     ),
     "pattern": (lambda job: None, {"sync": {"exclude": ["!"]}}, PATTERN),
     "range": (lambda job: None, {"sync": {"exclude": ["[z-a]"]}}, f"{PATTERN} sync.exclude is invalid: "),
@@ -407,6 +414,28 @@ def test_names_a_file_that_can_not_be_read(job: Path, number: int, monkeypatch: 
 
     when_read(monkeypatch, "train.py", refuse)
     assert refused(job) == f"can't save the code for the nodes: {job}/train.py: {os.strerror(number)}"
+
+
+ORDINARY = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+"""Root can read everything; this command removes that ability."""
+
+
+@pytest.mark.parametrize("in_git", [True, False])
+def test_a_directory_that_can_not_be_read_is_an_error(job: Path, in_git: bool) -> None:
+    spec_of(job)
+    argv = [*(() if os.geteuid() else ORDINARY), *distlaunch_argv("dry-run", "job.yaml")]
+    write(job, {"secret/x": "", "ignored.pt/x": ""})
+    if not in_git:
+        shutil.rmtree(job / ".git")
+        write(job, {".distlaunchignore": "ignored.pt/\n"})
+    for name in ("secret", "ignored.pt"):
+        (job / name).chmod(0)
+    done = completed(argv, cwd=job, status=1)
+    words = f"git can't read {job}: warning: could not open directory 'secret/'"
+    words = words if in_git else f"can't read {job}/secret/"
+    assert f"{words}: Permission denied; make it readable, or " in done.stderr
+    (job / "secret").chmod(0o700)
+    completed(argv, cwd=job, status=0)
 
 
 def test_a_file_that_grows_is_brought_as_it_was_at_some_moment_or_is_an_error(job: Path) -> None:
