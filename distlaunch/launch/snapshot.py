@@ -211,13 +211,16 @@ def _git(directory: str, *words: str) -> str:
     return os.fsdecode(done.stdout)
 
 
-def _state(store: Store, root: str) -> tuple[str, bool, str]:
-    """Return the commit ("" = none yet), whether tracked files differ from it, and the digest of the diff."""
+def _state(store: Store, root: str, tracked: bool) -> tuple[str, bool, str]:
+    """Return the commit ("" = none yet), whether files differ from it, and the digest of the diff.
+
+    `tracked` is whether git tracks all files in the tree.
+    """
     status = _git(root, "status", "--porcelain=2", "--branch", "-z", "--untracked-files=no")
     records = status.split("\0")
     commits = [line.removeprefix("# branch.oid ") for line in records if line.startswith("# branch.oid ")]
     commit = commits[0] if commits and commits[0] != "(initial)" else ""
-    dirty = any(record and not record.startswith("#") for record in records)
+    dirty = not tracked or any(record and not record.startswith("#") for record in records)
     diff = b""
     if commit and dirty:
         with suppress(DistlaunchError):  # a tracked file was replaced by a pipe or socket
@@ -480,14 +483,14 @@ def _missing(spec: JobSpec, key: str, root: str, path: str) -> JobError:
 
 
 def _read(
-    store: Store, listed: Callable[[], list[_File]], top: str | None
+    store: Store, list_files: Callable[[], list[_File]], top: str | None
 ) -> tuple[list[Entry], tuple[str, bool, str]]:
-    """Put the contents of the files that `listed` returns into the store. Return their entries and `_state`.
+    """Put the contents of the files from `list_files` into the store. Return their entries and `_state`.
 
     All are from the same moment: files that change in the meantime, as by `git checkout`, are read again.
     Raises OSError or `DistlaunchError`.
     """
-    entries, files = dict[_File, Entry](), listed()
+    entries, files = dict[_File, Entry](), list_files()
     for _ in range(TRIES):
         failure = None
         try:
@@ -496,8 +499,8 @@ def _read(
                     entries[file] = _entry(store, file)
         except OSError as error:
             failure = error
-        state = _state(store, top) if top else ("", False, "")
-        before, files = files, listed()
+        state = _state(store, top, all(file.tracked for file in files)) if top else ("", False, "")
+        before, files = files, list_files()
         changed = {*before} ^ {*files}
         if failure and not changed:
             raise failure

@@ -515,6 +515,23 @@ def test_only_files_are_sent(job: Path) -> None:
         sender(job, "a/link")()
 
 
+def test_untracked_files_are_changes_if_they_are_copied(job: Path) -> None:
+    def dirty(**sync: Any) -> bool:
+        return snapshot.take(spec_of(job, sync=sync or True))[1].dirty
+
+    write(job, {"left.pt": ""})
+    assert not dirty()
+    assert dirty(include=["left.pt"])
+    write(job, {"new.py": ""})
+    assert dirty()
+    assert not dirty(exclude=["new.py"])
+    (job / "new.py").unlink()
+    write(job, {"inner/x.py": ""})
+    git(job / "inner", "init", "-q")
+    commit(job / "inner")
+    assert dirty()
+
+
 def test_git_does_not_lock_the_index(job: Path) -> None:
     (job / ".git/index.lock").touch()
     os.utime(job / "train.py")
