@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.setup import ENVIRONMENTS
@@ -266,8 +267,6 @@ def check_out(directory: str, to: str) -> int:
         if gone := [each.path for each in files if not os.path.exists(store.path_of(each))]:
             text = f"{DEFAULT_BASE} on this machine doesn't have all of the code ({listed(gone)})"
             raise DistlaunchError(f"{text}; {commit}")
-        import shutil  # slow to import, and few runs need it
-
         os.mkdir(to)
         wrong = []
         for entry in entries:
@@ -276,13 +275,14 @@ def check_out(directory: str, to: str) -> int:
             if entry.kind == LINK:
                 os.symlink(entry.content, path)
                 continue
-            shutil.copyfile(store.path_of(entry), path)
-            os.chmod(path, 0o755 if entry.kind == PROGRAM else 0o644)
-            with open(path, "rb") as file:
-                unchanged = digest_of(file.read()) == entry.content
-            if not unchanged:
+            with open(store.path_of(entry), "rb") as file:
+                data = file.read()
+            if digest_of(data) != entry.content:
                 wrong.append(entry.path)
-                os.remove(path)
+                continue
+            mode = 0o777 if entry.kind == PROGRAM else 0o666  # without the bits in the user's umask
+            with open(path, "xb", opener=partial(os.open, mode=mode)) as file:
+                file.write(data)
         if wrong:
             what = f"{DEFAULT_BASE} was changed, so {to} lacks {listed(wrong)}"
             raise DistlaunchError(f"{what}; {commit}")

@@ -532,6 +532,27 @@ def test_untracked_files_are_changes_if_they_are_copied(job: Path) -> None:
     assert dirty()
 
 
+def test_checked_out_code_has_the_modes_that_new_files_have(job: Path) -> None:
+    write(job, {"run.sh": "", "exp/key": ""})
+    (job / "run.sh").chmod(0o755)
+    spec_of(job, procs_per_node=1)
+    distlaunch("run", "job.yaml", cwd=job, status=0)
+    (run,) = (job / "runs").iterdir()
+    distlaunch("checkout", run.name, str(job.parent / "private"), cwd=job, status=0, umask=0o077)
+    distlaunch("checkout", run.name, str(job.parent / "shared"), cwd=job, status=0, umask=0o002)
+    modes = {
+        f"{at}/{name}": (job.parent / at / name).stat().st_mode & 0o777
+        for at in ("private", "shared")
+        for name in ("run.sh", "exp/key")
+    }
+    assert modes == {
+        "private/run.sh": 0o700,
+        "private/exp/key": 0o600,
+        "shared/run.sh": 0o775,
+        "shared/exp/key": 0o664,
+    }
+
+
 def test_git_does_not_lock_the_index(job: Path) -> None:
     (job / ".git/index.lock").touch()
     os.utime(job / "train.py")
