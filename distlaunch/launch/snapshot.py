@@ -50,6 +50,8 @@ UNWANTED = frozenset({".git", "__pycache__", ".venv", ".mypy_cache", ".pytest_ca
 """Directories to leave out if the code isn't in a git repository, which has its own ignore rules."""
 ANOTHER_REPOSITORY = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY"}
 """Variables that point git to a repository, as in a git hook, perhaps not to the one of the job's code."""
+GONE = f"{DEFAULT_BASE} on this machine no longer has the code; start the job again"
+"""The error if another run has removed contents, to make room, before this run has marked them as in use."""
 LARGEST = 5
 TRIES = 3
 """Maximum attempts to read the code while it changes."""
@@ -158,7 +160,7 @@ def _kept(digest: str) -> bytes:
     with _explained(f"the code {digest[:12]} can't be read"):
         if data := local_store().read(digest):
             return data
-    raise DistlaunchError(f"{DEFAULT_BASE} on this machine no longer has the code; start the job again")
+    raise DistlaunchError(GONE)
 
 
 def contents(digest: str, indices: Sequence[int]) -> Iterator[bytes]:
@@ -172,6 +174,8 @@ def contents(digest: str, indices: Sequence[int]) -> Iterator[bytes]:
         store, entries = local_store(), read_manifest(_kept(digest)) if indices else []
         for entry in [entries[index] for index in indices] or [Entry("", FILE, 0, digest)]:
             path, hashed = store.path_of(entry), hashlib.sha256()
+            if not os.path.exists(path):
+                raise DistlaunchError(GONE)
             with open(path, "rb") as file:
                 while data := file.read(size):
                     hashed.update(data)

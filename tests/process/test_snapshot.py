@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from distlaunch.agent import tree
 from distlaunch.agent.messages import Setup
 from distlaunch.agent.poller import Poller
 from distlaunch.agent.setup import Environment
@@ -508,6 +509,20 @@ def test_the_code_is_kept_although_another_run_tidies_the_store_at_this_moment(
     store.release()
 
 
+def test_contents_that_another_run_has_removed_are_an_error_with_advice(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(job, {"large": "x" * 5000})
+    sent, other = sender(job, "large"), snapshot.local_store()
+    monkeypatch.setattr(tree, "MAX_STORE", 4000)
+    for wait_s in other.hold("other.origin"):
+        pytest.fail(f"waits {wait_s} s")
+    other.grown = True
+    other.release()
+    with pytest.raises(DistlaunchError, match="on this machine no longer has the code; start the job again"):
+        sent()
+
+
 def test_only_files_are_sent(job: Path) -> None:
     write(job, {"etc/passwd": "", "a/b": ""})
     (job / "a/link").symlink_to("../etc/passwd")
@@ -545,6 +560,11 @@ def test_checked_out_code_has_the_modes_that_new_files_have(job: Path) -> None:
         for at in ("private", "shared")
         for name in ("run.sh", "exp/key")
     }
+    path = Path(snapshot.local_store().path_of(Entry("", "file", 0, digest_of(b""))))
+    path.chmod(0o600)
+    path.write_text("changed")
+    done = distlaunch("checkout", run.name, str(job.parent / "other"), cwd=job, status=1)
+    assert f"was changed, so {job.parent}/other lacks exp/key; if plan.json" in done.stderr
     assert modes == {
         "private/run.sh": 0o700,
         "private/exp/key": 0o600,
