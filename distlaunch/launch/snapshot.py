@@ -309,8 +309,11 @@ class _File(Frozen):
 
 def _file(path: str, source: str, tracked: bool = False) -> _File:
     found = os.lstat(source)
-    stamp = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
-    return _File(path, source, found.st_mode, found.st_size, stamp, tracked)
+    return _File(path, source, found.st_mode, found.st_size, _stamp(found), tracked)
+
+
+def _stamp(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _files(root: str, paths: Iterable[str], tracked: bool = False) -> dict[str, _File]:
@@ -491,8 +494,8 @@ def _read(
 ) -> tuple[list[Entry], tuple[str, bool, str]]:
     """Put the contents of the files from `list_files` into the store. Return their entries and `_state`.
 
-    All are from the same moment: files that change in the meantime, as by `git checkout`, are read again.
-    Raises OSError or `DistlaunchError`.
+    If files that git tracks change in the meantime, as by `git checkout`, read again: all are from the same
+    moment. Others, such as logs, may change all the time. Raises OSError or `DistlaunchError`.
     """
     entries, files = dict[_File, Entry](), list_files()
     for _ in range(TRIES):
@@ -508,11 +511,13 @@ def _read(
         changed = {*before} ^ {*files}
         if failure and not changed:
             raise failure
-        if not changed:
-            return [entries[file] for file in files], state
-    raise DistlaunchError(
-        f"{min(changed).source} keeps changing while it is being read; try again, or {_EXCLUDE}"
-    )
+        if not failure and not any(file.tracked for file in changed):
+            return [entries[file] for file in before], state
+    raise _changing(min(changed).source)
+
+
+def _changing(source: str) -> DistlaunchError:
+    return DistlaunchError(f"{source} keeps changing while it is being read; try again, or {_EXCLUDE}")
 
 
 def _entry(store: Store, file: _File) -> Entry:
@@ -527,7 +532,12 @@ def _entry(store: Store, file: _File) -> Entry:
             advice = f"correct it, or leave it out with the pattern /{path} in {ignored}"
             raise DistlaunchError(f"{what}; {advice}")
         return Entry(path, LINK, 0, target)
-    is_program = bool(file.mode & stat.S_IXUSR)
-    with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
-        data = opened.read(file.size)
-    return Entry(path, PROGRAM if is_program else FILE, len(data), store.put(data, is_program))
+    for _ in range(TRIES):
+        with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
+            before = os.fstat(opened.fileno())
+            data = opened.read(before.st_size)
+            after = os.fstat(opened.fileno())
+        if _stamp(before) == _stamp(after) and len(data) == after.st_size:
+            is_program = bool(after.st_mode & stat.S_IXUSR)
+            return Entry(path, PROGRAM if is_program else FILE, len(data), store.put(data, is_program))
+    raise _changing(source)
