@@ -169,14 +169,14 @@ class Reap(Frozen):
 
 
 class Setup(Frozen):
-    """The recipe for the environment `key`, built from `files` by uv or conda, or by the command `run`.
+    """The recipe for an environment, built by uv or conda, or by the command `run`.
 
-    `kind` is uv, conda, run or controller. With controller, `files` are the packages. The build runs in
-    `workdir`, to which `files` are relative. `workdir` may begin with ~. `python` is the interpreter; ""
-    means any. `env` contains variables for the build. A build fails after `limit_s` seconds.
+    `kind` is uv, conda, run or controller. `files` may list the packages, and need not exist; with
+    controller, they are the packages. The build runs in `workdir`, to which `files` are relative. `workdir`
+    may begin with ~. `python` is the interpreter; "" means any. `env` contains variables for the build. A
+    build fails after `limit_s` seconds.
     """
 
-    key: str
     kind: str
     run: str
     files: Tuple[str, ...]

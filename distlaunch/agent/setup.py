@@ -1,4 +1,4 @@
-"""Builds the Python environment of a job on its node, once for each `Setup.key`, Python and platform.
+"""Builds the Python environment of a job on its node, once for each `key_of`, and reuses it in later runs.
 
     BASE/envs/NAME       a link to the environment, created once it is complete
     BASE/envs/NAME.1a2b  the environment, which can't be moved, since scripts in it contain its path
@@ -12,14 +12,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import glob
+import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from distlaunch.agent.messages import Setup
@@ -35,6 +37,8 @@ LAST_LINES = 4
 """Number of lines, the last ones printed, to report if the environment can't be built."""
 MAX_PRINTED = 4096
 """Characters of output to keep for that report."""
+_INCLUDED = re.compile(rb"(?:^|\s)(?:-[rc]|--requirement|--constraint)[ \t=]*[\"']?([^\s\"'#]+)")
+"""Finds the files that a list of packages for pip includes, also in a section of environment.yml."""
 _ENDED = b"\0"
 """What the child prints last, unless it is killed."""
 _VERSIONS = """
@@ -55,14 +59,52 @@ print(json.dumps(facts))
 """
 
 
+def read_lists(workdir: str, names: Iterable[str]) -> dict[str, bytes]:
+    """Return the contents of those `names` that are files in `workdir`, and of all files that they include.
+
+    Raises OSError.
+    """
+    found: dict[str, bytes] = {}
+    left = list(names)
+    while left:
+        name = os.path.normpath(left.pop())
+        path = os.path.join(os.path.expanduser(workdir), os.path.expanduser(name))
+        if name not in found and os.path.isfile(path):
+            with open(path, "rb") as file:
+                found[name] = file.read()
+            included = map(os.fsdecode, _INCLUDED.findall(found[name]))
+            left += [os.path.join(os.path.dirname(name), each) for each in included]
+    return found
+
+
+def key_of(what: Iterable[str], python: str, env: Mapping[str, str], lists: Iterable[bytes]) -> str:
+    """Return a digest of everything that determines which packages are installed, and for which interpreter.
+
+    `env` contains variables for the installer. `lists` are the contents of files that name packages.
+    """
+    index = sorted(each for each in env.items() if each[0].startswith(("PIP_", "UV_", "CONDA_")))
+    parts = [*what, python, platform.machine(), index, *(hashlib.sha256(each).hexdigest() for each in lists)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
 class Environment:
-    """The environment for a `setup`, below the directory `base`. Its Python is bin/python in `path`."""
+    """The environment for a `setup`, below the directory `base`. Its Python is bin/python in `path`.
+
+    The constructor raises OSError.
+    """
 
     def __init__(self, base: str, setup: Setup) -> None:
-        self._setup = setup._replace(python=os.path.expanduser(setup.python))
+        python = os.path.expanduser(setup.python)
+        self._setup = setup._replace(python=python)
+        self._env = {**os.environ, **setup.env}
         self._directory = os.path.join(os.path.expanduser(base), ENVIRONMENTS)
+        packages = setup.files if setup.kind == "controller" else ()  # their names contain their digests
+        self._lists = read_lists(setup.workdir, () if packages else setup.files)
+        found = shutil.which(python or sys.executable, path=self._env.get("PATH"))
+        real = os.path.realpath(found) if found else python  # such as 3.12, for uv
+        key = key_of((setup.kind, setup.run, *packages), real, setup.env, self._lists.values())
         version = "py%d.%d" % sys.version_info[:2]
-        name = "-".join((setup.key[:16], version, sys.platform, platform.machine()))
+        name = "-".join((key, version, sys.platform, platform.machine()))
         self.path = os.path.join(self._directory, name)
         self._halves = "%s.%s." % (self.path, os.uname().nodename)
         self._new = self._halves + os.urandom(4).hex()
@@ -173,14 +215,13 @@ class Environment:
 
     def _fill(self, new: str) -> None:
         """Create the environment in the directory `new`. Raises OSError or CalledProcessError."""
-        setup, python = self._setup, self._setup.python or sys.executable
-        env = {**os.environ, **setup.env}
+        setup, python, env = self._setup, self._setup.python or sys.executable, self._env
         if setup.kind == "conda":
             found = (shutil.which(name, path=env.get("PATH")) for name in ("conda", "mamba", "micromamba"))
             conda = next(filter(None, found), None)
             if not conda:
                 raise FileNotFoundError(errno.ENOENT, "not found on this node", "conda")
-            _call([conda, "env", "create", "--yes", "--prefix", new, "--file", setup.files[0]], env)
+            _call([conda, "env", "create", "--yes", "--prefix", new, "--file", self._list()], env)
         elif setup.kind == "uv":
             self._fill_by_uv(new, env)
         else:
@@ -196,14 +237,18 @@ class Environment:
         """Create the environment from uv.lock, or else requirements.txt, or else pyproject.toml."""
         setup, uv = self._setup, self._uv(env)
         version = ["--python", setup.python] if setup.python else []
-        if "uv.lock" in setup.files:
+        source = self._list()
+        if source == "uv.lock":
             # The project itself isn't installed: its code changes from run to run, and is in the workdir.
             into = {**env, "UV_PROJECT_ENVIRONMENT": new}
             _call([uv, "sync", "--frozen", "--no-install-project", *version], into)
             return
         _call([uv, "venv", "--quiet", *version, new], env)
-        source = next(name for name in ("requirements.txt", "pyproject.toml") if name in setup.files)
         _call([uv, "pip", "install", "--python", os.path.join(new, "bin", "python"), "-r", source], env)
+
+    def _list(self) -> str:
+        """Return the name of the file in the workdir that lists the packages."""
+        return next(name for name in self._setup.files if name in self._lists)
 
     def _uv(self, env: dict[str, str]) -> str:
         """Return the path of uv, which is installed beside the environments if the node doesn't have it."""

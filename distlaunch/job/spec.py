@@ -338,8 +338,7 @@ class Tree(Frozen):
     """A snapshot of the code in the directory `root` on this machine, identified by `digest`.
 
     `commit` is the git commit ("" = none); `dirty` = files differ from that commit; `diff` is the digest of
-    the difference ("" = none, or too large). `base` is as in `Sync`. `environment` is the name of the
-    environment that a setup builds.
+    the difference ("" = none, or too large). `base` is as in `Sync`.
     """
 
     digest: str
@@ -350,7 +349,6 @@ class Tree(Frozen):
     commit: str = ""
     dirty: bool = False
     diff: str = ""
-    environment: str = ""
 
     @property
     def words(self) -> str:
@@ -472,7 +470,7 @@ class JobSpec(Frozen):
         return self.with_paths(moved)
 
     def with_paths(self, change: Callable[[str], str]) -> "JobSpec":
-        """Return the job with changed paths of its program and working directories, also those of nodes."""
+        """Return the job with changed paths of its program, its setup, and all working directories."""
 
         def changed(node: NodeSpec) -> NodeSpec:
             workdir, script = (path and change(path) for path in (node.workdir, node.script))
@@ -480,10 +478,12 @@ class JobSpec(Frozen):
 
         words = (change(self.program.words[0]), *self.program.words[1:])
         spares = tuple(map(changed, self.membership.spares))
+        setup = self.setup and self.setup._replace(files=tuple(map(change, self.setup.files)))
         return self._replace(
             program=self.program._replace(words=words, workdir=change(self.program.workdir)),
             nodes=tuple(map(changed, self.nodes)),
             membership=self.membership._replace(spares=spares),
+            setup=setup,
         )
 
     @property

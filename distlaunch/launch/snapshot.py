@@ -4,7 +4,6 @@ A run sends contents from the store, never from the working tree, which may chan
 """
 
 import hashlib
-import json
 import os
 import re
 import stat
@@ -64,44 +63,38 @@ WHEELS = ".distlaunch-wheels"
 """The directory for packages from this machine, in the root of the job's code on the nodes."""
 LISTS = ("uv.lock", "requirements.txt", "pyproject.toml")
 """The files in the workdir that may list the packages; the first one found counts."""
-PYTHON_VERSION = ".python-version"
-LOCKS = {
-    "uv": (*LISTS, PYTHON_VERSION),
-    "controller": LISTS,
-    "conda": ("environment.yml", "environment.yaml"),
-}
-"""The files in the workdir that determine the content of an environment."""
+LOCKS = {"uv": LISTS, "controller": LISTS, "conda": ("environment.yml", "environment.yaml")}
+UV_SETTINGS = (".python-version", "uv.toml")
+"""Further files in the workdir that determine which environment uv builds."""
 
 
 def with_tree(spec: JobSpec) -> JobSpec:
     """Return `spec` with the snapshot of its code. Raises `DistlaunchError`."""
     spec, tree, entries = take(spec)
-    return spec if spec.setup is None else _with_setup(spec, tree, spec.setup, entries)
+    return spec if spec.setup is None else _with_setup(spec, tree.root, spec.setup, entries)
 
 
-def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry]) -> JobSpec:
-    """Return `spec` with the environment's name, and the files that determine its content."""
-    contents = {path_in(tree.root, entry.path): entry.content for entry in entries}
-    paths = {name: path_in(spec.program.workdir, name) for name in setup.files or LOCKS.get(setup.kind, ())}
-    present = [(name, path) for name, path in paths.items() if path in contents]
-    # The content of a symlink is only its target's name.
-    found = {name: contents.get(os.path.realpath(path), contents[path]) for name, path in present}
-    missing = [name for name in setup.files if name not in found]
-    names = [name for name in LOCKS.get(setup.kind, ()) if name != PYTHON_VERSION]
-    workdir = f"the workdir, {spec.program.workdir},"
-    if (missing or names) and not found and not f"{spec.program.workdir}/".startswith(f"{tree.root}/"):
-        advice = "correct workdir, or move the job file into the project"
-        raise spec.error("setup", f"{workdir} is outside the code in {tree.root}, which is copied; {advice}")
-    if missing:
-        raise _missing(spec, "setup", tree.root, paths[missing[0]])
-    if names and not {*names} & {*found}:
-        advice = "create one there, set workdir to the directory that has it or, if git ignores it,"
-        raise spec.error("setup", f"{workdir} has none of {', '.join(names)}: {advice} {_INCLUDE}")
+def _with_setup(spec: JobSpec, root: str, setup: Setup, entries: Iterable[Entry]) -> JobSpec:
+    """Return `spec` with the files that may list packages, after checking that every workdir has them."""
+    present = {path_in(root, entry.path) for entry in entries}
+    names = LOCKS.get(setup.kind, ())
+    programs = [spec.program_of(node) for node in spec.pool] or [spec.program]
+    for place in dict.fromkeys(program.workdir for program in programs):
+        missing = [path for name in setup.files if (path := path_in(place, name)) not in present]
+        found = present.intersection(path_in(place, name) for name in (*setup.files, *names))
+        workdir = f"the workdir, {place},"
+        if (missing or names) and not found and not f"{place}/".startswith(f"{root}/"):
+            advice = "correct workdir, or move the job file into the project"
+            raise spec.error("setup", f"{workdir} is outside the code in {root}, which is copied; {advice}")
+        if missing:
+            raise _missing(spec, "setup", root, missing[0])
+        if names and not found:
+            advice = "create one there, set workdir to the directory that has it or, if git ignores it,"
+            raise spec.error("setup", f"{workdir} has none of {', '.join(names)}: {advice} {_INCLUDE}")
+    files = (*setup.files, *names, *(UV_SETTINGS if setup.kind == "uv" else ()))
     if setup.kind == "controller":
-        packages = (entry for entry in sorted(entries) if entry.path.startswith(f"{WHEELS}/"))
-        found = {entry.path: entry.content for entry in packages}
-    key = digest_of(json.dumps([setup.kind, setup.run, spec.program.python, *found.items()]).encode())
-    return spec._replace(tree=tree._replace(environment=key), setup=setup._replace(files=tuple(found)))
+        files = tuple(sorted(path for each in entries if (path := each.path).startswith(f"{WHEELS}/")))
+    return spec._replace(setup=setup._replace(files=files))
 
 
 def _below(root: str, path: str) -> str:
@@ -370,11 +363,15 @@ def _packages(store: Store, spec: JobSpec, root: str, code: Iterable[Entry]) -> 
     if not (spec.setup and spec.setup.kind == "controller"):
         return []
     program, present = spec.program, {path_in(root, entry.path) for entry in code}
+    if other := next((node for node in spec.pool if spec.program_of(node).workdir != program.workdir), None):
+        text = "from: controller gets the packages of the job's workdir only; remove this, or use setup: uv"
+        raise spec.error(f"{other.path}.workdir", text)
     lists = [path for name in LISTS if (path := path_in(program.workdir, name)) in present]
     if not lists:
         return []
     found = wheels_of(lists[0], program.python, program.fixed_env)
-    return [_entry(store, _file(f"{WHEELS}/{os.path.basename(path)}", path)) for path in found]
+    packages = (_entry(store, _file(os.path.basename(path), path)) for path in found)
+    return [each._replace(path=f"{WHEELS}/{each.content}/{each.path}") for each in packages]
 
 
 def _too_large(spec: JobSpec, root: str, size: int, found: list[_File]) -> Exception:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from distlaunch.agent.tree import digest_of
+from distlaunch.agent.setup import key_of, read_lists
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import DEFAULT_BASE
 from distlaunch.wording import cut
@@ -36,10 +36,8 @@ def wheels_of(source: str, python: str | None, env: Mapping[str, str]) -> list[s
             "install it here, too, or use setup: uv, which gets the packages on each node"
         )
     env = {**os.environ, **env}
-    index = sorted(each for each in env.items() if each[0].startswith(("PIP_", "UV_")))
-    with open(source, "rb") as file:
-        of_python = f"{os.path.realpath(path)} {os.uname().machine} {index}"
-        key = digest_of(file.read() + os.fsencode(of_python))[:16]
+    workdir, name = os.path.split(source)
+    key = key_of((), os.path.realpath(path), env, read_lists(workdir, [name]).values())
     base = os.path.join(os.path.expanduser(DEFAULT_BASE), "wheels")
     os.makedirs(base, 0o700, exist_ok=True)
     ready = os.path.join(base, key)

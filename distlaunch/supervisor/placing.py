@@ -33,7 +33,7 @@ def request(state: State, node: int) -> Send:
         packages = wanted.kind == "controller"  # in the tree's root
         workdir = f"{tree.base}/runs/{state.run_id}" if packages else program.workdir
         where = (workdir, program.python or "", program.fixed_env, state.spec.limits.setup_s)
-        setup = messages.Setup(tree.environment, wanted.kind, wanted.run, wanted.files, *where)
+        setup = messages.Setup(wanted.kind, wanted.run, wanted.files, *where)
     return Send(node, messages.PlaceTree(state.run_id, tree.digest, tree.base, setup))
 
 

@@ -252,9 +252,9 @@ def test_an_environment_depends_on_the_file_that_a_symlink_leads_to(job: Path) -
 
     def environment(packages: str) -> str:
         write(job, {"base.txt": packages})
-        tree = snapshot.with_tree(spec_of(job, setup="uv")).tree
-        assert tree
-        return tree.environment
+        setup = snapshot.with_tree(spec_of(job, setup="uv")).setup
+        assert setup
+        return Environment("/", Setup("uv", "", setup.files, str(job), "", {}, 1.0)).path
 
     assert len({*map(environment, ["numpy==1\n", "numpy==2\n", "numpy==1\n"])}) == 2
 
@@ -645,7 +645,7 @@ def test_a_builder_that_has_just_been_forked_can_be_stopped(
     read, write = os.pipe()
     monkeypatch.setattr(os, "setsid", lambda: os._exit(len(os.read(read, 1))))
     poller = Poller()
-    environment = Environment(str(tmp_path), Setup("key", "run", "true", (), ".", "", {}, 60.0))
+    environment = Environment(str(tmp_path), Setup("run", "true", (), ".", "", {}, 60.0))
     environment.build(poller, lambda text: None, lambda: None)
     with ThreadPoolExecutor(1) as threads:
         try:
@@ -656,6 +656,52 @@ def test_a_builder_that_has_just_been_forked_can_be_stopped(
     os.close(write)
     while environment.builder:
         poller.turn()
+
+
+def test_packages_from_this_machine_are_those_of_one_workdir(job: Path) -> None:
+    write(job, {"requirements.txt": "nonesuch", "other/train.py": "", "other/requirements.txt": ""})
+    nodes = [{"host": "a"}, {"host": "b", "workdir": "other"}]
+    with pytest.raises(DistlaunchError, match=r":1:\d+: nodes\[1\].workdir: from: controller gets the"):
+        snapshot.with_tree(spec_of(job, setup={"from": "controller"}, nodes=nodes))
+
+
+def _python_is(directory: Path, name: str) -> None:
+    program(directory / name, f'exec {sys.executable} "$@"')
+    (directory / "python").unlink(missing_ok=True)
+    (directory / "python").symlink_to(name)
+
+
+@pytest.mark.parametrize(
+    ("node", "change"),
+    [
+        pytest.param({"env": {"PIP_INDEX_URL": "http://b"}}, lambda job: None, id="variable"),
+        pytest.param({}, lambda job: write(job, {"more/limits.txt": "numpy<2"}), id="included file"),
+        pytest.param(
+            {"workdir": "other"}, lambda job: write(job, {"other/environment.yml": "b"}), id="workdir"
+        ),
+        pytest.param({"python": sys.executable}, lambda job: None, id="python"),
+        pytest.param({}, lambda job: _python_is(job.parent, "second"), id="python behind a symlink"),
+    ],
+)
+def test_an_environment_is_built_again_for_other_packages_or_another_python(
+    job: Path, tmp_path: Path, node: dict[str, Any], change: Callable[[Path], Any]
+) -> None:
+    """Also if a node has other settings than the job."""
+    program(tmp_path / "conda", FILLS)
+    _python_is(tmp_path, "first")
+    included = {"base.txt": "-c more/limits.txt\n", "more/limits.txt": "numpy<1"}
+    write(job, included | {"environment.yml": "- pip:\n  - -r base.txt", "other/environment.yml": "a"})
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PIP_INDEX_URL": "http://a"}
+    keys = {"script": str(job / "train.py"), "setup": "conda", "python": str(tmp_path / "python"), "env": env}
+
+    def builds(**node: Any) -> int:
+        spec_of(job, **keys, nodes=[{"host": "localhost", **node}])
+        return distlaunch("run", "job.yaml", cwd=job, status=0).stderr.count(": + conda env create ")
+
+    first = {"workdir": node["workdir"]} if "workdir" in node else {}
+    assert [builds(**first), builds(**first)] == [1, 0]
+    change(job)
+    assert builds(**node) == 1
 
 
 def test_an_environment_whose_torch_can_not_be_imported_is_an_error(

@@ -24,7 +24,7 @@ SAMPLES: dict[str, Any] = {
     "Dial": messages.Dial("10.0.0.1", "IPv4", None),
     "Collect": messages.Collect(("*.pt",), "~/w", 1 << 30, "/w/runs"),
     "Needs": messages.Needs("~/w", "/w/t.py", ""),
-    "Setup": messages.Setup("5891", "uv", "", ("uv.lock",), "~/w", "", {}, 60.0),
+    "Setup": messages.Setup("uv", "", ("uv.lock",), "~/w", "", {}, 60.0),
     "WorkerSpec": WORKER,
 }
 
