@@ -23,6 +23,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from urllib.parse import unquote, urlsplit
 
 from distlaunch.agent.messages import Setup
 from distlaunch.agent.poller import Poller
@@ -208,6 +209,7 @@ class Environment:
                 shutil.rmtree(left, ignore_errors=True)
             try:
                 self._fill(self._new)
+                self._check_sources(self._new)
                 self._publish(self._new)
             except BaseException:
                 shutil.rmtree(self._new, ignore_errors=True)
@@ -239,9 +241,9 @@ class Environment:
         version = ["--python", setup.python] if setup.python else []
         source = self._list()
         if source == "uv.lock":
-            # The project itself isn't installed: its code changes from run to run, and is in the workdir.
+            # Packages of the project aren't installed: their code changes from run to run, and is copied.
             into = {**env, "UV_PROJECT_ENVIRONMENT": new}
-            _call([uv, "sync", "--frozen", "--no-install-project", *version], into)
+            _call([uv, "sync", "--frozen", "--no-install-workspace", *version], into)
             return
         _call([uv, "venv", "--quiet", *version, new], env)
         _call([uv, "pip", "install", "--python", os.path.join(new, "bin", "python"), "-r", source], env)
@@ -260,6 +262,31 @@ class Environment:
         _call([sys.executable, "-m", "venv", directory], env)
         _call([os.path.join(directory, "bin", "pip"), "install", "--quiet", "uv"], env)
         return own
+
+    def _check_sources(self, new: str) -> None:
+        """Raise ValueError if a package in `new` is a copy of this run's code, which later runs would import.
+
+        pip and uv record where each package comes from, see PEP 610.
+        """
+        runs = os.path.realpath(os.path.join(self._directory, os.pardir, "runs")) + "/"
+        own = self._setup.kind == "run"
+        for path in glob.glob(glob.escape(new) + "/lib/python*/site-packages/*.dist-info/direct_url.json"):
+            with open(path, encoding="utf-8") as file:
+                found = json.load(file)
+            inside = os.path.realpath(unquote(urlsplit(found["url"]).path)).startswith(runs)
+            if not inside or "dir_info" not in found:
+                continue
+            if own and self._setup.files and not found["dir_info"].get("editable"):
+                continue  # rebuilt when these files change
+            name = os.path.basename(os.path.dirname(path)).partition("-")[0]
+            what = (
+                "%s is part of the job's code; in the environment, later runs would import this copy; " % name
+            )
+            if own:
+                what += "install it without -e, and list in setup.key the files that it is built from; or "
+            source = "setup.run" if own else self._list()
+            what += "remove it from %s, and set PYTHONPATH in env to the directory of its modules" % source
+            raise ValueError(what)
 
     def _publish(self, new: str) -> None:
         """Record the versions in the environment `new`. Then link `path` to it, which completes it."""

@@ -6,6 +6,7 @@ on the Python and the index that they are for.
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +17,11 @@ from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import DEFAULT_BASE
 from distlaunch.wording import cut
 
+_DIRECTORY = re.compile(
+    rb"^\s*(?:-e\s*|--editable[\s=]|[\w.,\[\]-]+\s*@\s*)?(?:file://)?((?:\.|[^\s;#\[]*/)[^\s;#\[]*)",
+    re.MULTILINE,
+)
+"""Finds lines of requirements.txt that may be the path of a package's source code."""
 STALE_S = 30 * 86400.0
 """Seconds without use after which packages are removed."""
 
@@ -81,7 +87,7 @@ def _fill(directory: str, python: str, source: str, env: Mapping[str, str]) -> N
     )
     options = ["--no-deps"]  # uv's list is complete
     if name == "uv.lock":
-        more = ("--frozen", "--no-emit-project", "--no-hashes", "--emit-index-url", "--quiet")
+        more = ("--frozen", "--no-emit-workspace", "--no-hashes", "--emit-index-url", "--quiet")
         _call([uv, "export", *more, "-o", wanted], workdir, env)
     elif name == "pyproject.toml":
         _call(
@@ -91,6 +97,12 @@ def _fill(directory: str, python: str, source: str, env: Mapping[str, str]) -> N
         )
     else:
         wanted, options = name, []
+    for path in map(os.fsdecode, _DIRECTORY.findall(b"\n".join(read_lists(workdir, [wanted]).values()))):
+        if os.path.isdir(os.path.join(workdir, path)):
+            what = (
+                f"can't get packages for the nodes: {name} contains {path}, whose code may change; remove it"
+            )
+            raise DistlaunchError(f"{what}, and set PYTHONPATH in env to the directory of its modules")
     _call([python, "-m", "venv", own], directory, env)
     _call([f"{own}/bin/pip", "wheel", *options, "--wheel-dir", directory, "-r", wanted], workdir, env)
     shutil.rmtree(own)

@@ -658,6 +658,77 @@ def test_a_builder_that_has_just_been_forked_can_be_stopped(
         poller.turn()
 
 
+BACKEND = """
+import zipfile
+
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    with zipfile.ZipFile(directory + "/mylib-1.0-py3-none-any.whl", "w") as wheel:
+        for name, text in (("METADATA", "Metadata-Version: 2.1\\nName: mylib\\nVersion: 1.0\\n"),
+                           ("WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any\\n"), ("RECORD", "")):
+            wheel.writestr("mylib-1.0.dist-info/" + name, text)
+    return "mylib-1.0-py3-none-any.whl"
+
+build_editable = build_wheel
+"""
+"""A build backend that needs no other packages."""
+FINDS = """
+from importlib.metadata import distributions
+print("mylib:", any(each.metadata["Name"] == "mylib" for each in distributions()))
+"""
+MYLIB = """
+[project]
+name = "mylib"
+version = "1.0"
+requires-python = ">=3.8"
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+"""
+
+
+def with_uv() -> dict[str, str]:
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    return {"PATH": path, "UV_OFFLINE": "1", "UV_PYTHON_DOWNLOADS": "never"}
+
+
+@pytest.mark.parametrize(
+    ("requirement", "setup", "advice"),
+    [
+        (".", "uv", "remove it from requirements.txt, and set PYTHONPATH"),
+        ("-e .", "uv", "remove it from requirements.txt, and set PYTHONPATH"),
+        ("-e .", {"run": "pip install --no-index -r requirements.txt", "key": ["backend.py"]}, "without -e"),
+        (".", {"run": "pip install --no-index ."}, "list in setup.key the files"),
+        ("mylib @ file://{job}", {"from": "controller"}, "requirements.txt contains /"),
+        ("-e .", {"from": "controller"}, "requirements.txt contains ., whose code may change"),
+    ],
+)
+def test_code_that_later_runs_would_import_is_not_installed(
+    job: Path, requirement: str, setup: Any, advice: str
+) -> None:
+    write(job, {"backend.py": BACKEND, "pyproject.toml": MYLIB})
+    write(job, {"requirements.txt": "# -e .\n-r more.txt\n", "more.txt": requirement.format(job=job)})
+    spec_of(job, setup=setup, env=with_uv())
+    assert advice in distlaunch("run", "job.yaml", cwd=job, status=1).stderr
+
+
+def test_code_may_be_installed_if_its_files_are_in_the_key(job: Path) -> None:
+    write(job, {"backend.py": BACKEND, "pyproject.toml": MYLIB})
+    spec_of(job, setup={"run": "pip install --no-index .", "key": ["pyproject.toml", "backend.py"]})
+    distlaunch("run", "job.yaml", cwd=job, status=0)
+
+
+def test_packages_of_a_workspace_are_not_installed(job: Path) -> None:
+    """They would be imported from the copy of the code of the run that builds the environment."""
+    write(job, {"libs/mylib/backend.py": BACKEND, "libs/mylib/pyproject.toml": MYLIB})
+    sources = "[tool.uv.sources]\nmylib = {workspace = true}\n[tool.uv.workspace]\nmembers = ['libs/mylib']\n"
+    project = MYLIB.partition("[build")[0].replace("mylib", "app") + "dependencies = ['mylib']\n"
+    write(job, {"pyproject.toml": project + sources, "train.py": FINDS})
+    completed(["uv", "lock"], 0, cwd=job, env={**os.environ, **with_uv()})
+    spec_of(job, setup="uv", env=with_uv())
+    assert "] mylib: False\n" in distlaunch("run", "job.yaml", cwd=job, status=0).stdout
+
+
 def test_packages_from_this_machine_are_those_of_one_workdir(job: Path) -> None:
     write(job, {"requirements.txt": "nonesuch", "other/train.py": "", "other/requirements.txt": ""})
     nodes = [{"host": "a"}, {"host": "b", "workdir": "other"}]
