@@ -420,6 +420,12 @@ class Agent:
     def _on_place_tree(self, command: messages.PlaceTree) -> None:
         from distlaunch.agent.tree import Placement  # few jobs send their code
 
+        if command.setup:
+            try:
+                command = command._replace(setup=self._workers.marked(command.setup, command.run_id))
+            except scratch.NoPlaceError as error:
+                self._outbox.report(messages.TreeRefused(self._node, str(error)))
+                return
         self._tree = Placement(self._node, self._poller, self._outbox.report, command)
         self._tree.go_on()
 

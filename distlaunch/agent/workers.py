@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from distlaunch.agent import evidence, messages, network, procfs, scratch, sweep, wire
-from distlaunch.agent.messages import StartWorkers, WorkerSpec
+from distlaunch.agent.messages import Setup, StartWorkers, WorkerSpec
 from distlaunch.agent.outbox import Flow, Outbox
 from distlaunch.agent.poller import Poller, make_room
 from distlaunch.agent.watches import JoinWatch, StallWatch, UsageWatch
@@ -63,8 +63,7 @@ class Workers:
         specs = self._prepared(command)
         if not specs:
             return
-        shared = {**command.env, "DISTLAUNCH_AGENT": sweep.agent_cookie(self._node)}
-        shared["DISTLAUNCH_DEADLINE"] = os.path.join(self._directory.path, DEADLINE)
+        shared = {**command.env, **self._marks()}
         shared.update(dict.fromkeys(command.temporary, self._directory.inner))
         make_room(DESCRIPTORS * len(specs) + 64)  # workers keep the old limit
         specs = [self._complete(spec, shared, command.environment) for spec in specs]
@@ -74,6 +73,21 @@ class Workers:
         self._joins.begin(command.watch_port, counted)
         if command.stall_s:
             self._stalls.begin(command.stall_s)
+
+    def _marks(self) -> dict[str, str]:
+        """Return the variables for `sweep.kill_orphans`, without the job's ID. The directory exists."""
+        deadline = os.path.join(self._directory.path, DEADLINE)
+        return {"DISTLAUNCH_AGENT": sweep.agent_cookie(self._node), "DISTLAUNCH_DEADLINE": deadline}
+
+    def marked(self, setup: Setup, run_id: str) -> Setup:
+        """Return `setup` with the variables of workers by which later agents find processes left by this one.
+
+        Raises `NoPlaceError`.
+        """
+        self._directory.make(setup.env.get("TMPDIR"))
+        env = {**setup.env, "DISTLAUNCH_RUN_ID": run_id, **self._marks()}
+        env["DISTLAUNCH_AGENT"] += sweep.job_id({**os.environ, **env}.get)
+        return setup._replace(env=env)
 
     def _prepared(self, command: StartWorkers) -> Sequence[WorkerSpec]:
         """Create the directory for error records and choose CPUs. Return the workers; none if that fails."""

@@ -87,6 +87,26 @@ def test_the_next_start_ends_what_a_crash_left(
         assert [path.name for path in (tmp_path / "scratch").iterdir()] == ["distlaunch-agent-of-the-user"]
 
 
+@pytest.mark.alone  # as above
+@pytest.mark.fault(22, "they are killed while they build an environment", promise="12")
+def test_the_next_start_ends_a_setup_that_a_crash_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("job", "next"):
+        (tmp_path / name).mkdir()
+    setup = {"run": "echo sleeps as $$; exec sleep 1000"}
+    with running(here(tmp_path / "job", "", sync=True, setup=setup)) as run:
+        run.wait_for("sleeps as ")
+        pid = int(run.stderr.partition("sleeps as ")[2].split()[0])
+        scenes.kill_agent_and_guardian(parent_of(pid))
+        assert run.wait() == scenes.NODE_LOST
+        with running(here(tmp_path / "next", "")) as following:
+            wait_gone([pid], PATIENCE_S)
+            assert following.wait() == 0
+            assert "killed 1 process left over from a crashed agent" in following.stderr
+
+
 @pytest.mark.alone  # without the ID of a job, the agents of other runs take what runs here for leftovers
 def test_only_processes_that_a_crash_left_are_taken_for_its_leftovers(tmp_path: Path) -> None:
     """Not a job that a rank submitted, to which its scheduler passes the rank's variables on, nor one that
