@@ -191,7 +191,7 @@ _ANSWERS = frozenset({messages.Usage, messages.Evidence, messages.Listening, mes
 # The history of a run
 
 
-VERSION = 10
+VERSION = 11
 """Version of events.jsonl. It changes whenever the format of a line changes incompatibly."""
 BEGAN, MESSAGE = "Began", "Message"
 """Names of the first line and of message lines. Other lines are events, named after their types."""
