@@ -22,16 +22,17 @@ from distlaunch.agent.poller import Poller, widen
 DESCRIPTORS = 6
 """Maximum number of descriptors open per worker while it is being started."""
 MAX_WORDS = 1 << 14
-"""Maximum bytes of a worker's stderr in the report of its exit."""
+"""Maximum bytes of a worker's last output in the report of its exit."""
+_TRACEBACK = b"Traceback (most recent call last):"
 
 
 class Worker:
     """A spawned worker: its spec, environment, PID, pipe descriptors and error record path.
 
     `streams` are the open pipes, keyed by 0 for stdout and 1 for stderr. `printed` counts the bytes of the
-    worker's output. `device` is its GPU, as returned by `gpus.device_of`. `words` is its last stderr output
-    before it was signaled to stop. `exec_pipe` is the pipe that confirms exec, or -1 once it has been read.
-    `started` is set after exec, and `stopping` once the worker has been signaled to stop.
+    worker's output. `device` is its GPU, as returned by `gpus.device_of`. `exec_pipe` is the pipe that
+    confirms exec, or -1 once it has been read. `started` is set after exec, and `stopping` once the worker
+    has been signaled to stop.
     """
 
     def __init__(
@@ -42,14 +43,23 @@ class Worker:
         self.error_file = env["TORCHELASTIC_ERROR_FILE"]
         among = 0 if spec.one_device else spec.local_rank
         self.device = gpus.device_of(among, env.get("CUDA_VISIBLE_DEVICES"))
-        self.printed, self.words = 0, b""
+        self.printed, self._last = 0, [b"", b""]
         self.running, self.started, self.stopping = True, False, False
 
     def record_output(self, stream: int, data: bytes | memoryview) -> None:
         """Record output that the worker has printed."""
         self.printed += len(data)
-        if stream == 1 and not self.stopping:  # output after the signal to stop is not the cause
-            self.words = (self.words + data[-MAX_WORDS:])[-MAX_WORDS:]
+        if not self.stopping:  # output after the signal to stop is not the cause
+            self._last[stream] = (self._last[stream] + data[-MAX_WORDS:])[-MAX_WORDS:]
+
+    @property
+    def words(self) -> bytes:
+        """Return its last stderr output before it was signaled to stop.
+
+        If there is none, as after `2>&1`, return its last stdout output if that has a traceback.
+        """
+        stdout, stderr = self._last
+        return stdout if not stderr.strip() and _TRACEBACK in stdout else stderr
 
     def signal(self, signum: int) -> None:
         """Send a signal to the worker's process group.

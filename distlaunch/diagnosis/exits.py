@@ -68,8 +68,10 @@ _CHAINED = (
     r"(?m)^(?:During handling of the above exception, another exception occurred"
     r"|The above exception was the direct cause of the following exception):$"
 )
-_LOG = r"(?m)^\[[WEIF]\d{4} .*|^\S.* NCCL (?:INFO|WARN|TRACE) .*"
+_LOG = r"(?m)^\[?[WEIF]\d{4} .*|^\S.* NCCL (?:INFO|WARN|TRACE) .*"
 """Log lines of torch's C++ code and of NCCL: from other threads or, after a traceback, its consequences."""
+_FATAL = r"(?m)^\[?F\d{4} "
+"""The start of the log of an error that ends the process, such as an exception's consequences in JAX."""
 _REMARK = (
     r"(?m)^(?:\[\w*rank\d+\]:? ?)?(?:\[?[IW]\d{4} \d\d:\d\d:\d\d\.\d+ .*|frame #\d+: .* \(0x[0-9a-f]+ in .*\)"
     r"|\[E\d{4} .*ProcessGroupNCCL.*(?:dump signal|signal dumping|dump debug info).*)\n?"
@@ -105,12 +107,12 @@ _MORE = (
 _IN_TORCH_DISTRIBUTED = r"/torch/distributed/(?!elastic/|launcher/|run\.py)"
 _COLLECTIVES = (
     r"gloo/|[Gg]loo connect|c10d|TCPStore|Dist(?:Network|Store|Backend)Error|ProcessGroup|nccl|NCCL"
-    r"|monitoredBarrier"
+    r"|monitoredBarrier|JAX distributed service"
 )
 _LOST = (
     r"[Cc]onnection (?:was )?(?:closed|reset|refused)|Broken pipe|[Ff]ailed to recv"
     r"|failed to connect|remote process exit|ncclRemoteError|network error|pair closure"
-    r"|received errors while waiting"
+    r"|received errors while waiting|another task died"
 )
 _TORCHRUN = (
     r'(?m)^Traceback \(most recent call last\):\n(?:  .*\n)*?  File ".*/torch/distributed/run\.py", line '
@@ -211,7 +213,7 @@ def _ends_with_error(output: str) -> bool:
 def _parsed(error: str) -> tuple[list[re.Match[str]], re.Match[str] | None, list[str]]:
     """Return a traceback's frames, its exception, and the lines after it that don't follow from it."""
     frames = list(re.finditer(_FRAME, error))
-    rest = error[frames[-1].end() :] if frames else ""
+    rest = re.split(_FATAL, error[frames[-1].end() :], maxsplit=1)[0] if frames else ""
     last = re.search(_EXCEPTION, rest)
     lines = rest[last.end() :].splitlines() if last else []
     return frames, last, [line for line in lines if line.strip() and not re.match(_AFTERWARDS, line)]
@@ -427,6 +429,10 @@ _BY_STATUS: dict[int, Callable[[Ending], str]] = {
 }
 
 _BY_WORDS: Sequence[tuple[str, str | Callable[[Ending], str]]] = (
+    (
+        "distributed collective mismatch",
+        "perhaps another rank passed a tensor of another size or type, or called another collective",
+    ),
     (r"DataLoader worker .* killed by signal: Bus error", _SHM),
     (r"DataLoader worker .*(?:killed by signal|exited unexpectedly)", _data_loader),
     (r"bdb\.BdbQuit", _needs_stdin("breakpoint()", "a terminal")),

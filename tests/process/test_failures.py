@@ -130,6 +130,27 @@ def test_counts_the_lines_left_out_of_the_last_output(tmp_path: Path) -> None:
     assert done.stderr.count("  | noise") == 23
 
 
+def test_names_the_origin_of_a_failure_although_errors_go_to_stdout(tmp_path: Path) -> None:
+    """Rank 0 loses rank 1, which has printed its own error and is still shutting down."""
+    worker = """
+        import os, signal, sys, time
+        os.dup2(1, 2)
+        def own_end(*error):
+            sys.__excepthook__(*error)
+            open("printed", "w").close()
+            signal.pause()
+        if os.environ["RANK"] == "1":
+            sys.excepthook = own_end
+            raise ValueError("mine")
+        while not os.path.exists("printed"):
+            time.sleep(0.02)
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:537] Connection closed by peer [127.0.0.1]:1")
+    """
+    done = distlaunch("run", str(write_job(tmp_path, worker, TWO)), status=1)
+    assert "rank 1 (node0) failed first: it raised an exception\n" in done.stderr
+    assert "ValueError: mine\n" in done.stderr
+
+
 def test_a_long_traceback_keeps_its_first_lines(tmp_path: Path) -> None:
     """They are those of the user's code; libraries come after them."""
     worker = """

@@ -49,6 +49,7 @@ ADVICE: list[tuple[Ending, str, str]] = [
     (Ending(1), "RuntimeError: Timed out waiting 1800000ms for recv operation", "a rank that stalled"),
     (Ending(1), "ncclSystemError: System call failed", "NCCL_DEBUG"),
     (Ending(1), "OSError: [Errno 28] No space left on device", "a disk is full"),
+    (Ending(-6), "4 vs 2. Is there a distributed collective mismatch in your code?", "another size or type"),
     (Ending(1), "AcceleratorError: CUDA error: device-side assert triggered", "CUDA_LAUNCH_BLOCKING"),
     (Ending(1, python="/py"), "ModuleNotFoundError: No module named 'torch'", "Python (/py) lacks a package"),
     (Ending(1), "bdb.BdbQuit", "distlaunch torchrun"),
@@ -122,7 +123,11 @@ PEER_GONE = {
 }
 
 
+JAX = "client.h:80] Terminating process because the JAX distributed service detected fatal errors. This most "
+JAX = f"F1129 10:25:20.598251     109 {JAX}likely indicates that another task died; see …\nBarrier: 'D'\n"
+
 OWN_ERRORS = {
+    "before jax ends the process": OWN + JAX,
     "not a word": "",
     "its own behind torch's prefix": re.sub("(?m)^(?=.)", "[rank3]: ", OWN),
     "before a collective in its finally failed too": OWN + CONTEXT + VICTIM,
@@ -235,6 +240,13 @@ JUDGED: dict[str, tuple[int, str, dict[str, str] | None, Words]] = {
     "a long message before the stop": (-signal.SIGTERM, raised("E: a\n  b\n"), None, Words(traceback=True)),
     "an uncaught one before more": (-signal.SIGTERM, MARKED + "uploading\n", None, Words(traceback=True)),
     "an exit hook's lines": (-signal.SIGTERM, f"{OWN}wandb: Syncing\n", None, Words(traceback=True)),
+    "jax on another rank": (
+        -signal.SIGABRT,
+        f"step\n{JAX}    @ 0x7efc (unknown)\n",
+        None,
+        Words(False, True),
+    ),
+    "before jax would have ended it": (-signal.SIGTERM, OWN + JAX, None, FAILED),
     "no traceback": (-signal.SIGTERM, "epoch 3\n", None, Words()),
 }
 
