@@ -154,8 +154,8 @@ class Terminal(Observer):
 
     def ended(self, summary: Summary) -> None:
         """Show how the run ended, and write output that is waiting for a slow reader."""
-        shown = summary.state.cause is not None or not self._quiet
-        lines = summary.lines(self._above(summary)) if shown else []
+        brief = self._quiet and summary.state.cause is None
+        lines = summary.warnings() if brief else summary.lines(self._above(summary))
         self._release(errors=summary.state.cause is None)  # otherwise, the summary includes them
         above = frozenset(self._console.said)  # the cause may have been shown just now
         for line in lines:

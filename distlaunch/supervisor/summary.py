@@ -82,6 +82,11 @@ class Summary(Frozen):
             *(f"logs on {label}: {directory}" for label, directory in self._logs_elsewhere()),
         ]
 
+    def warnings(self) -> list[str]:
+        """Return the lines about a run that succeeded which also matter to a user who wants no others."""
+        left_out = [line for line in self.collecting if line.startswith("not ")]
+        return [*self._apart(), *self._gaps(), *left_out]
+
     def _apart(self) -> list[str]:
         """Warn that the ranks of a Python script didn't train together. It may be for a single GPU."""
         spec, workers = self.state.spec, self.state.workers

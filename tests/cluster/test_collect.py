@@ -100,6 +100,12 @@ def test_a_big_file_takes_little_memory(tmp_path: Path) -> None:
     assert meter.peak_mib - bare < 64  # of the largest process: the command, the agent, or the rank
 
 
+def test_a_quiet_run_says_only_what_it_could_not_collect(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "open('first', 'w')", "gpus_per_node: 0\ncollect: [first, second]\n")
+    done = distlaunch("run", "--quiet", str(job), status=0)
+    assert done.stderr == "distlaunch: not collected from node0: second (matches nothing)\n"
+
+
 def test_ctrl_c_twice_ends_the_collection_at_once(tmp_path: Path) -> None:
     script = f"open('first', 'w').write('x'); open('huge', 'w').truncate({4 << 30})"
     job = write_job(tmp_path, script, "gpus_per_node: 0\ncollect: {paths: [first, huge], limit: 8GiB}")
