@@ -33,7 +33,7 @@ NUDGE = b"\n"
 # The marker is printed in two halves so that a shell that echoes the command can't fake it.
 # The alarm, which the loader cancels, ends the process if the connection is lost meanwhile.
 _PYTHON = (
-    "import signal,sys,zlib;signal.alarm(600);v=sys.version_info;"
+    "import signal,sys,zlib;signal.alarm(120);v=sys.version_info;"
     "v<(3,8) and sys.exit(sys.argv[1]+chr(32)+sys.version);"
     "r=sys.stdin.buffer.read;exec(zlib.decompress(r(int(r(8)))))"
 )
