@@ -29,7 +29,7 @@ from distlaunch.runs.run import Run
 from distlaunch.runs.submissions import all_runs
 from distlaunch.signals import Interrupts, search
 from distlaunch.supervisor.actions import ShowMessage
-from distlaunch.supervisor.state import State
+from distlaunch.supervisor.state import Phase, State
 from distlaunch.wording import counted, expand_ranges, listed, rank_list
 
 STDERR = 1
@@ -144,7 +144,7 @@ def print_logs(
             run = follow(run, interrupts, playback)
             if not run.alive:
                 lines.drained()
-    lost = "" if run.alive else _lost(run.directory, playback.held_bytes)
+    lost = "" if run.alive else _lost(run.directory, playback.held_bytes) or _cut_off(playback.state)
     for text in filter(None, (lines.cut, _unkept(playback.state, choice), lost)):
         say(text)
     return run
@@ -176,6 +176,13 @@ def _lost(directory: str, size: int) -> str:
         f"{counted(size, 'byte')} of output can't be shown because lines of {directory}/{EVENTS} are missing"
     )
     return f"{what}, as after a full disk; read the logs in the run directory"
+
+
+def _cut_off(state: State | None) -> str:
+    """Warn if the events of a run that has ended don't include its end."""
+    if state is None or state.phase is Phase.DONE:
+        return ""
+    return "the last output may be missing: distlaunch was killed, or its disk was full or too slow"
 
 
 def _unkept(state: State | None, choice: Choice) -> str:

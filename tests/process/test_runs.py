@@ -402,8 +402,12 @@ def test_logs_mention_output_that_the_events_do_not_explain(tmp_path: Path) -> N
     text = events.read_text()
     events.write_text("".join(line for line in text.splitlines(keepends=True) if "PortHeld" not in line))
     done = distlaunch("logs", cwd=tmp_path, status=0)
+    events.write_text(text[: text.index('"WorkerExited"')])
+    cut = distlaunch("logs", cwd=tmp_path, status=0)
     events.write_text(text)  # all runs are replayed after a test
     assert f"5 bytes of output can't be shown because lines of {events} are missing" in done.stderr
+    assert "the last output may be missing" in cut.stderr and "here" in cut.stdout
+    assert distlaunch("logs", cwd=tmp_path, status=0).stderr == ""
 
 
 def test_shows_a_restart_between_the_lines(restarted: Path) -> None:
