@@ -36,6 +36,8 @@ FACTS = "distlaunch.json"
 """The file in an environment's directory that lists the versions."""
 LAST_LINES = 4
 """Number of lines, the last ones printed, to report if the environment can't be built."""
+REMOVE_S = 2.0
+"""Maximum seconds for removing an unfinished environment, which keeps the agent from doing anything else."""
 MAX_PRINTED = 4096
 """Characters of output to keep for that report."""
 _INCLUDED = re.compile(rb"(?:^|\s)(?:-[rc]|--requirement|--constraint)[ \t=]*[\"']?([^\s\"'#]+)")
@@ -81,10 +83,18 @@ def read_lists(workdir: str, names: Iterable[str]) -> dict[str, bytes]:
 def key_of(what: Iterable[str], python: str, env: Mapping[str, str], lists: Iterable[bytes]) -> str:
     """Return a digest of everything that determines which packages are installed, and for which interpreter.
 
-    `env` contains variables for the installer. `lists` are the contents of files that name packages.
+    `env` contains variables for the installer, of which only some count: those of package managers, and those
+    whose names occur in `what`. `lists` are the contents of files that name packages.
     """
-    index = sorted(each for each in env.items() if each[0].startswith(("PIP_", "UV_", "CONDA_")))
-    parts = [*what, python, platform.machine(), index, *(hashlib.sha256(each).hexdigest() for each in lists)]
+    words = " ".join(what)
+    used = [name for name in env if name.startswith(("PIP_", "UV_", "CONDA_")) or name in words]
+    parts = [
+        words,
+        python,
+        platform.machine(),
+        [(name, env[name]) for name in sorted(used)],
+        *(hashlib.sha256(each).hexdigest() for each in lists),
+    ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -139,11 +149,12 @@ class Environment:
         os.makedirs(self._directory, 0o700, exist_ok=True)
         rest = b""
 
-        def receive(data: bytes) -> None:
+        def receive(data: bytes) -> bool:
             nonlocal rest
             lines, newline, rest = (rest + data).rpartition(b"\n")
             if newline:
                 show(lines + newline)
+            return rest.endswith(_ENDED)
 
         def show(output: bytes) -> None:
             text = output.decode(errors="replace")
@@ -158,19 +169,24 @@ class Environment:
                 self._kill()
             elif not rest.endswith(_ENDED):
                 self._printed += "\nthe process that was building it was killed"
+            else:
+                with suppress(OSError):
+                    os.killpg(self.builder, signal.SIGKILL)  # what its commands have left running
             self.builder = 0
             ended()
 
         self.builder = start_child(poller, self._run, self._setup.limit_s, receive, end)
 
     def stop(self) -> None:
-        """Kill the builder, if it is running, and remove its unfinished files, also if it was late."""
+        """Kill the builder, if it is running, and remove unfinished files, as far as possible in REMOVE_S."""
         if self.builder:
             self._kill()
             with suppress(ChildProcessError):  # reaped already
                 os.waitpid(self.builder, 0)
-        if not self.complete:
-            shutil.rmtree(self._new, ignore_errors=True)
+        if not self.complete:  # the next build here removes what remains
+            with suppress(OSError, subprocess.TimeoutExpired):
+                argv = ["/bin/sh", "-c", 'exec rm -rf -- "$1"', "sh", self._new]
+                subprocess.run(argv, timeout=REMOVE_S, check=False)
 
     def _kill(self) -> None:
         with suppress(OSError):  # it has just exited
@@ -207,13 +223,9 @@ class Environment:
             # systems don't show locks of other hosts.
             for left in glob.glob(glob.escape(self._halves) + "*[0-9a-f]") if locked else ():
                 shutil.rmtree(left, ignore_errors=True)
-            try:
-                self._fill(self._new)
-                self._check_sources(self._new)
-                self._publish(self._new)
-            except BaseException:
-                shutil.rmtree(self._new, ignore_errors=True)
-                raise
+            self._fill(self._new)
+            self._check_sources(self._new)
+            self._publish(self._new)
 
     def _fill(self, new: str) -> None:
         """Create the environment in the directory `new`. Raises OSError or CalledProcessError."""

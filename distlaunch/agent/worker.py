@@ -52,14 +52,14 @@ class Worker:
         if not self.stopping:  # output after the signal to stop is not the cause
             self._last[stream] = (self._last[stream] + data[-MAX_WORDS:])[-MAX_WORDS:]
 
-    @property
-    def words(self) -> bytes:
+    def words(self, status: int) -> bytes:
         """Return its last stderr output before it was signaled to stop.
 
-        If there is none, as after `2>&1`, return its last stdout output if that has a traceback.
+        If only its stdout has a traceback, as after `2>&1` or logging, return that, unless it crashed.
         """
         stdout, stderr = self._last
-        return stdout if not stderr.strip() and _TRACEBACK in stdout else stderr
+        elsewhere = _TRACEBACK in stdout and _TRACEBACK not in stderr
+        return stdout if elsewhere and (status > 0 or self.stopping or not stderr.strip()) else stderr
 
     def signal(self, signum: int) -> None:
         """Send a signal to the worker's process group.
@@ -177,14 +177,14 @@ def start_child(
     poller: Poller,
     run: Callable[[], object],
     limit_s: float,
-    on_output: Callable[[bytes], object],
+    on_output: Callable[[bytes], bool | None],
     on_end: Callable[[bool], object],
 ) -> int:
     """Fork a process that calls `run`, capture its output, and return its PID. Raises OSError.
 
-    `on_output` is called with the output. Then `on_end` is called once, with True if `limit_s` seconds passed
-    before the output ended. The process is reaped like any other child of the agent. The sweep kills it if it
-    hangs.
+    `on_output` is called with the output; it returns True if no more is needed. Then `on_end` is called once,
+    with True if `limit_s` seconds passed before the output ended. The process is reaped like any other child
+    of the agent. The sweep kills it if it hangs.
     """
     agent, (pipe, write) = os.getpid(), os.pipe()
     os.set_blocking(pipe, False)
@@ -197,9 +197,7 @@ def start_child(
 
     def receive() -> None:
         data = os.read(pipe, 1 << 16)
-        if data:
-            on_output(data)
-        else:
+        if not data or on_output(data):
             end()
 
     def end(late: bool = False) -> None:

@@ -223,7 +223,7 @@ class Workers:
                 status=status,
                 at=time.monotonic(),
                 error_record=worker.error_record(),
-                words=worker.words.decode(errors="replace") if status != 0 else "",
+                words=worker.words(status).decode(errors="replace") if status != 0 else "",
                 oom_kills=procfs.oom_kills() - self._oom_kills,
                 shm=procfs.shared_memory(),
                 asked=worker.stopping or self._sweep is not None,

@@ -711,6 +711,7 @@ def cancel(
         run = latest_run(queued)
         state = _polled(queued) if not (run and run.alive) and next(queries) else None
         if state and state.over:
+            last = state
             break
         begun = run and run.alive and run.id != (known.id if known else "")
         if begun or (state and state.waits and state.known):  # a requeue and the cancellation have crossed
@@ -724,5 +725,6 @@ def cancel(
         pause(interrupts, LOOK_S)
     run = earlier if earlier and earlier.alive else latest_run(queued)
     if run and earlier and run.id == earlier.id and not earlier.alive:
-        return None, True  # the job was waiting for its next start
+        # The scheduler received the request too late, or the job was waiting for its next start.
+        return (over(run), False) if last and last.state in _SUCCEEDED else (None, True)
     return (over(run) if run else None), True

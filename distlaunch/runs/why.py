@@ -255,7 +255,11 @@ def explain(
         state, stackless = _with_stacks(state, stacks)
         signs = tuple(sign for record in records for sign in record.signs(_pids(state)))
     succeeded = run.status.state is RunState.SUCCEEDED  # why = its controller was killed nevertheless
+    cut_off = (
+        state.phase is not Phase.DONE and run.status.state.over and run.status.state is not RunState.LOST
+    )
     known = _compared(run, past, other)._replace(
+        incomplete=f"{EVENTS}: the end is missing, as after a full or slow disk" if cut_off else "",
         uncollected=uncollected(run.directory) or ((run.status.why,) if succeeded and run.status.why else ()),
         evidence=tuple(_evidence(run.directory, state.attempt)),
         signs=signs,

@@ -792,6 +792,24 @@ def test_stop_cancels_a_job_again_that_is_requeued_meanwhile_and_waits(
     assert (tmp_path / "done").read_text() == "xx"
 
 
+def test_a_job_that_ends_before_slurm_takes_its_cancellation_is_not_told_as_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm's commands are stand-ins."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    distlaunch("run", str(write_job(tmp_path, "pass", TWO)), status=0)
+    (run,) = (tmp_path / "runs").iterdir()
+    note(Submission("17", "job", str(tmp_path / "runs"), time.time() - 60))
+    note_begin(run.name, str(run), HERE, Ticket("slurm", "17"))
+    for state, told in ("COMPLETED", f"{run.name} had already ended: "), ("CANCELLED", "17: cancelled\n"):
+        states = f"[ -e {tmp_path}/asked ] && echo '17|{state}|None' || echo '17|RUNNING|None'"
+        program(tmp_path / "squeue", states)
+        program(tmp_path / "scancel", f"touch {tmp_path}/asked")
+        assert told in distlaunch("stop", "17", status=0).stderr
+        (tmp_path / "asked").unlink()
+
+
 @pytest.mark.parametrize("command", ["wait", "stop"])
 def test_a_queue_that_keeps_a_job_after_the_end_of_its_run_is_not_waited_for_without_end(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

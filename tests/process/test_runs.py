@@ -403,10 +403,14 @@ def test_logs_mention_output_that_the_events_do_not_explain(tmp_path: Path) -> N
     events.write_text("".join(line for line in text.splitlines(keepends=True) if "PortHeld" not in line))
     done = distlaunch("logs", cwd=tmp_path, status=0)
     events.write_text(text[: text.index('"WorkerExited"')])
+    (summary := events.with_name("summary.json")).rename(tmp_path / "summary.json")
     cut = distlaunch("logs", cwd=tmp_path, status=0)
+    explained = distlaunch("why", cwd=tmp_path, status=0).stdout
+    (tmp_path / "summary.json").rename(summary)
     events.write_text(text)  # all runs are replayed after a test
     assert f"5 bytes of output can't be shown because lines of {events} are missing" in done.stderr
     assert "the last output may be missing" in cut.stderr and "here" in cut.stdout
+    assert "incomplete: events.jsonl: the end is missing, as after a full or slow disk\n" in explained
     assert distlaunch("logs", cwd=tmp_path, status=0).stderr == ""
 
 

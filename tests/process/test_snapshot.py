@@ -22,14 +22,14 @@ import pytest
 from distlaunch.agent import tree
 from distlaunch.agent.messages import Setup
 from distlaunch.agent.poller import Poller
-from distlaunch.agent.setup import Environment
+from distlaunch.agent.setup import Environment, key_of
 from distlaunch.agent.tree import LINK, PROGRAM, Entry, digest_of, manifest_text
 from distlaunch.cli.job_file import load_job
 from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import DEFAULT_BASE, JobSpec
 from distlaunch.launch import snapshot
 from distlaunch.observers.run_directory import RunDirectory
-from tests.harness import PATIENCE_S, completed, distlaunch, distlaunch_argv, program
+from tests.harness import PATIENCE_S, completed, distlaunch, distlaunch_argv, program, wait_gone
 from tests.unit.samples import longest_file
 
 GIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "protocol.file.allow=always"]
@@ -639,6 +639,24 @@ def test_a_command_is_found_in_the_environment(job: Path, tmp_path: Path) -> Non
     assert f"] runs in {tmp_path}/home/.cache/distlaunch/sync/envs/" in done.stdout
 
 
+def test_what_a_setup_leaves_running_is_ended_and_not_waited_for(job: Path, tmp_path: Path) -> None:
+    program(tmp_path / "conda", f"{FILLS}\nsleep 1000 & echo $! >{tmp_path}/left")
+    write(job, {"environment.yml": ""})
+    keys = {"command": ["true"], "gpus_per_node": 0, "sync": True, "setup": "conda"}
+    (job / "job.yaml").write_text(json.dumps(keys | {"env": {"PATH": f"{tmp_path}:{os.environ['PATH']}"}}))
+    distlaunch("run", "job.yaml", cwd=job, status=0)
+    wait_gone([int((tmp_path / "left").read_text())], PATIENCE_S)
+
+
+def test_files_that_take_long_to_remove_do_not_hold_up_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path / "rm", "exec sleep 1000")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr("distlaunch.agent.setup.REMOVE_S", 0.1)
+    Environment(str(tmp_path), Setup("run", "true", (), ".", "", {}, 60.0)).stop()
+
+
 def test_a_builder_that_has_just_been_forked_can_be_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -773,6 +791,12 @@ def test_an_environment_is_built_again_for_other_packages_or_another_python(
     assert [builds(**first), builds(**first)] == [1, 0]
     change(job)
     assert builds(**node) == 1
+
+
+def test_an_environment_is_built_again_if_a_variable_changes_that_its_command_mentions() -> None:
+    run = ("run", "make CUDA=$CUDA")
+    assert key_of(run, "/py", {"CUDA": "11"}, ()) != key_of(run, "/py", {"CUDA": "12"}, ())
+    assert key_of(run, "/py", {"LR": "1"}, ()) == key_of(run, "/py", {"LR": "2"}, ())
 
 
 def test_an_environment_whose_torch_can_not_be_imported_is_an_error(
