@@ -36,6 +36,8 @@ DOUBT_S = 10.0
 """Seconds that a success which the scheduler may have caused waits for the answer."""
 SAME_S = 0.5
 """Seconds within which the agents of several nodes report the same signal."""
+WITH_NODE_S = 1.0
+"""Seconds within which the loss of a node is noticed after one of its ranks was killed with it."""
 SPARE_S = 5.0
 """Seconds of the remaining time reserved for ending the job."""
 STATUS = 128 + signal.SIGTERM
@@ -122,13 +124,20 @@ def on_allocation_reported(event: AllocationReported, state: State, now: float) 
     if event.ends:
         return _ended_by_scheduler(state, event, asked, now)
     signum = asked.cause.agent_signum if asked.cause and state.phase is Phase.RUNNING else None
-    if signum and event.ends is False and not asked.goes_on:  # other agents may be about to report it, too
-        return state._replace(asked=asked._replace(goes_on=True)).with_timer(Timer.ASK, now + SAME_S), ()
+    waits_s = SAME_S if signum else WITH_NODE_S if _was_killed(asked.cause, state) else 0.0
+    if waits_s and event.ends is False and not asked.goes_on:
+        return state._replace(asked=asked._replace(goes_on=True)).with_timer(Timer.ASK, now + waits_s), ()
     if signum and asked.goes_on and _all_were_stopped(state):
         name, count = signal.Signals(signum).name, len(state.members)
         text = f"stopped by {name}, sent to the agents on all {count} nodes"
         return state, (JobOver(Cause(text, 128 + signum, now, cancelled=True), asked=True),)
     return (state, ()) if state.phase is Phase.STOPPING else _resume(asked, event.left_s, state, now)
+
+
+def _was_killed(cause: Cause | None, state: State) -> bool:
+    """Return whether a rank was killed, perhaps together with its agent, as when a step is canceled."""
+    killed = cause is not None and cause.rank is not None and cause.exit_status == 128 + signal.SIGKILL
+    return killed and state.phase is Phase.RUNNING
 
 
 def _resume(asked: Asked, left_s: float | None, state: State, now: float) -> Step:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -696,7 +697,7 @@ def test_a_stop_ended_no_run_before_or_after_it(order: list[str], stopped: bool,
     path = str(tmp_path / "slurm-17.jsonl")
     for what in order:
         name, _, run = what.partition(" ")
-        more = {"stop": {"ended": ""}, "start": {"run": run, "starts": 1}}
+        more: dict[str, dict[str, Any]] = {"stop": {"ended": ""}, "start": {"run": run, "starts": 1}}
         append(path, {name: run or True, **more.get(name, {})})
     assert is_stopped(path, "a") == stopped
 

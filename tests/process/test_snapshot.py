@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import threading
 import zipfile
@@ -399,7 +400,8 @@ def test_a_file_that_always_changes_is_an_error_if_git_tracks_it(
 def test_a_file_that_becomes_executable_meanwhile_is_a_program(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    when_read(monkeypatch, "train.py", lambda: (job / "train.py").chmod(0o755) is None)
+    argv = ["chmod", "755", str(job / "train.py")]
+    when_read(monkeypatch, "train.py", lambda: subprocess.run(argv, check=True).returncode == 0)
     assert taken(job)["train.py"].kind == PROGRAM
 
 

@@ -248,6 +248,7 @@ def test_a_failed_rank_counts_although_the_others_succeed_while_slurm_is_asked()
     assert asks(job.feed(exited(1, 1, -9, job.now)))
     assert job.feed(exited(0, 0, 0, job.now)) == []
     job.feed(CONTINUES)
+    job.wait(1.0)
     assert phase(job) is Phase.RESTARTING
 
 
@@ -412,7 +413,17 @@ def test_a_rank_killed_with_its_node_is_not_the_root_cause() -> None:
         job = inside(SLURM_JOB)
         assert asks(job.feed(exited(1, 1, -9, job.now)))
         job.feed(lost(node))
-        said = texts(job.feed(CONTINUES))
+        said = texts(job.feed(CONTINUES)) + texts(job.wait(1.0))
+        assert any(text.startswith(blamed) for text in said), said
+
+
+def test_a_rank_killed_with_its_node_is_not_the_root_cause_although_slurm_answers_first() -> None:
+    """`scancel` of a step kills the rank and its agent, which may have had time for a last report."""
+    for loss, blamed in ((lost(1), "b was lost"), (None, "rank 3 (b) failed")):
+        job = inside(SLURM_JOB)
+        assert asks(job.feed(exited(1, 1, -9, job.now)))
+        assert texts(job.feed(CONTINUES)) == []
+        said = texts(job.feed(*filter(None, [loss]), after=0.5)) + texts(job.wait(1.0))
         assert any(text.startswith(blamed) for text in said), said
 
 
