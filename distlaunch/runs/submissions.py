@@ -637,8 +637,11 @@ def _next(
                 announced = state.words
                 tell(f"{queued.name} is {announced}{f', but {UNSEEN}' if unseen else ''}")
             # Otherwise, its setup, or the rest of a user's own script, may take any time.
-            ends = state.stage == "ends" and bool(before and not _was_requeued(queued, over(before).status))
-        if before and lag.is_too_long(None if state is None or state.waits else state, ends):
+            goes_on = state.known and state.stage != "ends"
+            ends = bool(before and not goes_on and not _was_requeued(queued, over(before).status))
+        if before and lag.is_too_long(
+            None if state is None or (state.waits and state.known) else state, ends
+        ):
             return None
         pause(interrupts, LOOK_S)
     return None
