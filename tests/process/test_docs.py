@@ -308,7 +308,7 @@ def test_the_examples_are_job_files(page: str, text: str, tmp_path: Path) -> Non
     ]
     (tmp_path / "pods.json").write_text(json.dumps({"items": items}))
     program(tmp_path / "kubectl", f"exec cat {tmp_path}/pods.json")
-    own = {"HF_TOKEN": "x", "HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    own = {"HF_TOKEN": "x", "HOME": f"{tmp_path}/home", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     words = [str(tmp_path / "job.yaml"), "--set", "gpus_per_node=8"]
     distlaunch("dry-run", *words, env=os.environ | own, status=0)
 
