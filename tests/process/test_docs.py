@@ -296,9 +296,10 @@ def test_the_commands_run(command: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("page", "text"), blocks("yaml"))
 def test_the_examples_are_job_files(page: str, text: str, tmp_path: Path) -> None:
     part = "" if re.search(r"(?m)^(script|command):", text) else "script: train.py\n"
-    (tmp_path / "job.yaml").write_text(text + part)
+    (job := tmp_path / "job").mkdir()
+    (job / "job.yaml").write_text(text + part)
     for name in ("train.py", "uv.lock"):
-        (tmp_path / name).touch()
+        (job / name).touch()
     # A stand-in for kubectl lists two pods: no cluster is asked here.
     spec = {"containers": [{"name": "main"}]}
     addresses = {f"trainer-{number}": f"10.0.0.{number}" for number in range(2)}
@@ -308,8 +309,8 @@ def test_the_examples_are_job_files(page: str, text: str, tmp_path: Path) -> Non
     ]
     (tmp_path / "pods.json").write_text(json.dumps({"items": items}))
     program(tmp_path / "kubectl", f"exec cat {tmp_path}/pods.json")
-    own = {"HF_TOKEN": "x", "HOME": f"{tmp_path}/home", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    words = [str(tmp_path / "job.yaml"), "--set", "gpus_per_node=8"]
+    own = {"HF_TOKEN": "x", "HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    words = [str(job / "job.yaml"), "--set", "gpus_per_node=8"]
     distlaunch("dry-run", *words, env=os.environ | own, status=0)
 
 
