@@ -47,6 +47,8 @@ ABOUT_RUN = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}(/|\.html$|\.tar\.gz$)")
 """Matches run directories, and files that `report` or `bundle` writes to the current directory by default."""
 UNWANTED = frozenset({".git", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 """Directories to leave out if the code isn't in a git repository, which has its own ignore rules."""
+PRIVATE = (".ssh/", ".aws/", ".gnupg/", ".kube/", ".config/gcloud/", ".netrc", ".git-credentials")
+"""Files in the home directory that are never copied."""
 ANOTHER_REPOSITORY = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY"}
 """Variables that point git to a repository, as in a git hook, perhaps not to the one of the job's code."""
 GONE = f"{DEFAULT_BASE} on this machine no longer has the code; start the job again"
@@ -116,10 +118,6 @@ def take(spec: JobSpec) -> tuple[JobSpec, Tree, list[Entry]]:
     directory = os.path.realpath(os.path.dirname(spec.invocation.file) or os.getcwd())
     top = _top_level(directory)
     root = top or directory
-    if f"{os.path.realpath(os.path.expanduser('~'))}/".startswith(f"{root.rstrip('/')}/"):
-        what = f"{root} is or contains your home directory, so files such as SSH keys would be copied"
-        advice = "move the job file and the code into a directory of their own"
-        raise spec.error("sync", f"{what}; {advice}{', and run `git init` there' if top else ''}")
     spec = spec.with_paths(lambda path: _below(root, path))
     with _explained("can't save the code for the nodes"):
         store = local_store()
@@ -333,6 +331,7 @@ def _listed(spec: JobSpec, root: str, directory: str, top: str | None) -> list[_
     found = [each for _, each in sorted(files.items()) if stat.S_ISREG(each.mode) or each.path in links]
     # git's index may still list files in a directory that a symlink has replaced.
     found = [each for each in found if links.isdisjoint(parents_of(each.path))]
+    _check_private(spec, found)
     if len(found) > MAX_FILES:
         text = f"the code in {root} has {len(found)} files; at most {MAX_FILES} are supported"
         raise spec.error("sync", f"{text}; leave some out with sync.exclude or {IGNORE_FILE}")
@@ -341,6 +340,14 @@ def _listed(spec: JobSpec, root: str, directory: str, top: str | None) -> list[_
     if (size := sum(each.size for each in found)) > spec.sync.limit:
         raise _too_large(spec, root, size, found)
     return found
+
+
+def _check_private(spec: JobSpec, found: list[_File]) -> None:
+    """Raise an error if keys in the home directory would be copied, as for a job file directly in it."""
+    private = tuple(os.path.join(os.path.realpath(os.path.expanduser("~")), name) for name in PRIVATE)
+    if key := next((each.source for each in found if each.source.startswith(private)), None):
+        advice = "move the job file and the code into a directory of their own"
+        raise spec.error("sync", f"{key} would be copied to the nodes; {advice}, or {_EXCLUDE}")
 
 
 def _add_further(files: dict[str, _File], spec: JobSpec, root: str, directory: str) -> None:

@@ -83,9 +83,9 @@ class Summary(Frozen):
         ]
 
     def warnings(self) -> list[str]:
-        """Return the lines about a run that succeeded which also matter to a user who wants no others."""
+        """Return the lines about a run that succeeded for a user who wants to see only warnings."""
         left_out = [line for line in self.collecting if line.startswith("not ")]
-        return [*self._apart(), *self._gaps(), *left_out]
+        return [*self._gaps(), *left_out]
 
     def _apart(self) -> list[str]:
         """Warn that the ranks of a Python script didn't train together. It may be for a single GPU."""

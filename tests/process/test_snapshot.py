@@ -186,15 +186,23 @@ def test_reads_the_repository_around_the_job_although_variables_name_another(
 
 
 @pytest.mark.parametrize("home", ["job", "job/home"])
-def test_refuses_to_copy_the_home_directory(job: Path, home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_to_copy_keys_in_the_home_directory(
+    job: Path, home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Which may be a git repository."""
     (job / "home").mkdir()
     (job.parent / "link").symlink_to(home)
     monkeypatch.setenv("HOME", str(job.parent / "link"))
-    words = f"{job} is or contains your home directory, so files such as SSH keys would be copied; move the"
+    assert "train.py" in names(job)
+    key = job.parent / home / ".ssh/id_ed25519"
+    write(key.parent, {key.name: ""})
+    words = (
+        f"{key} would be copied to the nodes; move the job file and the code into a directory of their own"
+    )
     assert words in refused(job)
     shutil.rmtree(job / ".git")
     assert words in refused(job)
+    assert "train.py" in names(job, sync={"exclude": [".ssh"]})
 
 
 def test_a_repository_without_commits_is_enough(job: Path) -> None:
