@@ -55,11 +55,12 @@ class Worker:
     def words(self, status: int) -> bytes:
         """Return its last stderr output before it was signaled to stop.
 
-        If only its stdout has a traceback, as after `2>&1` or logging, return that, unless it crashed.
+        Return the last stdout output if there is none, as after `2>&1`, or if only that has a traceback, as
+        after logging, unless it crashed.
         """
         stdout, stderr = self._last
-        elsewhere = _TRACEBACK in stdout and _TRACEBACK not in stderr
-        return stdout if elsewhere and (status > 0 or self.stopping or not stderr.strip()) else stderr
+        logged = _TRACEBACK in stdout and _TRACEBACK not in stderr and (status > 0 or self.stopping)
+        return stdout if logged or not stderr.strip() else stderr
 
     def signal(self, signum: int) -> None:
         """Send a signal to the worker's process group.

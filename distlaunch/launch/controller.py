@@ -305,7 +305,11 @@ class Controller:
                 command.kill()
                 command.wait()
                 command.close()
-                self._feed(scheduler.fate(allocation.starts, printed.decode(errors="replace"), time.time()))
+                fate = scheduler.fate(allocation.starts, printed.decode(errors="replace"), time.time())
+                stops = [fate]
+                if fate.ends and not fate.final:  # its script may have exited because of `distlaunch stop`
+                    within(LOOK_S, lambda: stops.insert(0, _fate_by_stop(self._spec)))
+                self._feed(next((each for each in stops if each.ends), fate))
 
         self._links.watch(command.stdout, receive)
 
@@ -470,7 +474,7 @@ def ask_for_another(state: State, tell: Callable[[str], None], interrupts: Inter
             tell(_UNCOUNTED.format(allocation.name, path))
             return
         until, later = time.monotonic() + AGAIN_S, f"; trying again for up to {AGAIN_S / 60:g} min"
-        while error := _requeue(state, path, tell):
+        while error := _requeue(state, path, tell, interrupts):
             if time.monotonic() >= until:
                 tell(f"can't requeue {allocation.name}: {error}")
                 break
@@ -478,14 +482,23 @@ def ask_for_another(state: State, tell: Callable[[str], None], interrupts: Inter
                 tell(f"can't requeue {allocation.name} yet: {error}{later}")
             if interrupts is None:
                 return
-            if select.select([interrupts.fd], [], [], AGAIN_GAP_S)[0]:
+            if _is_stopped(interrupts, AGAIN_GAP_S):
                 tell(f"not requeueing {allocation.name}: received a signal")
                 break
             later = ""
     within(DECIDE_S, lambda: append(path, decision))
 
 
-def _requeue(state: State, path: str, tell: Callable[[str], None]) -> DistlaunchError | None:
+def _is_stopped(interrupts: Interrupts | None, within_s: float = 0.0) -> bool:
+    """Return whether a signal to stop arrives in time. Other signals, such as warnings, may end the wait."""
+    if interrupts is None or not select.select([interrupts.fd], [], [], within_s)[0]:
+        return False
+    return not {*wire.STOPS}.isdisjoint(interrupts.received())
+
+
+def _requeue(
+    state: State, path: str, tell: Callable[[str], None], interrupts: Interrupts | None
+) -> DistlaunchError | None:
     """Requeue the job, or tell why not. Return an error of the scheduler, if it may answer later.
 
     The requeue is counted only once per run, in the list of starts at `path`.
@@ -507,6 +520,9 @@ def _requeue(state: State, path: str, tell: Callable[[str], None]) -> Distlaunch
         fates = (_fate_by_stop(state.spec), scheduler.fate(allocation.starts, shown, time.time()))
         if ended := next((fate for fate in fates if fate.ends and fate.final), None):
             tell(f"not requeueing {allocation.name}: it {ended.why}")
+            return None
+        if _is_stopped(interrupts):  # while scontrol was waiting for its answer
+            tell(f"not requeueing {allocation.name}: received a signal")
             return None
         if own not in lines:
             append(path, own)

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -368,6 +369,9 @@ def flight_dumps(directory: str, attempt: int, world_size: int) -> Iterator[tupl
             yield rank, dump
 
 
+_ERROR = rb"Traceback \(most recent call last\):|terminate called"
+
+
 class LastOutput(Observer):
     """The last output of each rank in the last attempt. `Observer` describes when each method is called."""
 
@@ -384,11 +388,18 @@ class LastOutput(Observer):
         self._lines.clear()
 
     def happened(self, event: Event, state: State, at: float) -> None:
-        """Get the last output from the agent's report if the rank's output stays on its node."""
-        if isinstance(event, WorkerExited) and event.words:
-            rank = state.rank_of(event.node, event.local_rank)
-            if rank is not None:
-                self._ends[STDERR].setdefault(rank, event.words.encode())
+        """Get the last output from the agent's report if the rank's output stays on its node.
+
+        Also get an error from there that the rank printed to stdout.
+        """
+        rank = state.rank_of(event.node, event.local_rank) if isinstance(event, WorkerExited) else None
+        if rank is None or not isinstance(event, WorkerExited) or not event.words:
+            return
+        stderr = self._ends[STDERR].get(rank, b"")
+        here = rank in self._ends[STDOUT] or stderr
+        words = event.words.encode()
+        if not here or (re.search(_ERROR, words) and not re.search(_ERROR, stderr)):
+            self._ends[STDERR][rank] = words
 
     def printed(self, output: Printed) -> None:
         """Keep the end of the output."""

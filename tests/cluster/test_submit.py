@@ -408,6 +408,22 @@ def test_a_job_whose_own_script_exits_at_a_warning_is_requeued(queue: Queue, slu
     assert f"requeueing Slurm job {job}, 1 of 1" in queue.output(job)
 
 
+def test_a_stopped_job_is_cancelled_although_its_own_script_exits_at_sigterm(
+    queue: Queue, slurm: Slurm
+) -> None:
+    run = shlex.join(distlaunch_argv("run", str(queue.job(SLEEPER, REQUEUED))))
+    (queue.directory / "own.sh").write_text(f"#!/bin/sh\ntrap 'exit 7' TERM\n{run} &\nwait\n")
+    output = f"--output={queue.directory}/runs/slurm-%j.out"
+    options = ("--requeue", "--open-mode=append", f"-N{NODES}", output)
+    (queue.directory / "runs").mkdir()
+    job = slurm.tool("sbatch", "--parsable", *options, str(queue.directory / "own.sh"))
+    queue.known.append(job)
+    queue.wait_for(job, "ready", times=3)
+    distlaunch("stop", "--now", job, status=0)
+    assert "because its batch script exited" not in queue.output(job)
+    assert "requeueing" not in queue.output(job)
+
+
 REQUEUED = "restarts: {requeue: 1}"
 FLAKY = """
     import os

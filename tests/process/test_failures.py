@@ -134,6 +134,7 @@ def test_names_the_origin_of_a_failure_although_errors_go_to_stdout(tmp_path: Pa
     """Rank 0 loses rank 1, which has printed its own error and is still shutting down."""
     worker = """
         import os, signal, sys, time
+        print("a warning", file=sys.stderr, flush=True)
         os.dup2(1, 2)
         def own_end(*error):
             sys.__excepthook__(*error)
