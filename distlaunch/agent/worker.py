@@ -43,7 +43,7 @@ class Worker:
         self.error_file = env["TORCHELASTIC_ERROR_FILE"]
         among = 0 if spec.one_device else spec.local_rank
         self.device = gpus.device_of(among, env.get("CUDA_VISIBLE_DEVICES"))
-        self.printed, self._last = 0, [b"", b""]
+        self.printed, self._last, self._traced = 0, [b"", b""], 1
         self.running, self.started, self.stopping = True, False, False
 
     def record_output(self, stream: int, data: bytes | memoryview) -> None:
@@ -51,15 +51,17 @@ class Worker:
         self.printed += len(data)
         if not self.stopping:  # output after the signal to stop is not the cause
             self._last[stream] = (self._last[stream] + data[-MAX_WORDS:])[-MAX_WORDS:]
+            if _TRACEBACK in self._last[stream][-len(data) - len(_TRACEBACK) :]:
+                self._traced = stream
 
     def words(self, status: int) -> bytes:
         """Return its last stderr output before it was signaled to stop.
 
-        Return the last stdout output if there is none, as after `2>&1`, or if only that has a traceback, as
-        after logging, unless it crashed.
+        Return the last stdout output if there is none, as after `2>&1`, or if that has the latest traceback,
+        as after logging, unless it crashed.
         """
         stdout, stderr = self._last
-        logged = _TRACEBACK in stdout and _TRACEBACK not in stderr and (status > 0 or self.stopping)
+        logged = self._traced == 0 and (status > 0 or self.stopping)
         return stdout if logged or not stderr.strip() else stderr
 
     def signal(self, signum: int) -> None:

@@ -398,7 +398,7 @@ class LastOutput(Observer):
         stderr = self._ends[STDERR].get(rank, b"")
         here = rank in self._ends[STDOUT] or stderr
         words = event.words.encode()
-        if not here or (re.search(_ERROR, words) and not re.search(_ERROR, stderr)):
+        if not here or (re.search(_ERROR, words) and words[-100:] not in stderr):
             self._ends[STDERR][rank] = words
 
     def printed(self, output: Printed) -> None:

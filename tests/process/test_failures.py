@@ -131,10 +131,16 @@ def test_counts_the_lines_left_out_of_the_last_output(tmp_path: Path) -> None:
 
 
 def test_names_the_origin_of_a_failure_although_errors_go_to_stdout(tmp_path: Path) -> None:
-    """Rank 0 loses rank 1, which has printed its own error and is still shutting down."""
+    """Rank 0 loses rank 1, which has printed its own error and is still shutting down.
+
+    Both have handled another error before.
+    """
     worker = """
-        import os, signal, sys, time
-        print("a warning", file=sys.stderr, flush=True)
+        import os, signal, sys, time, traceback
+        try:
+            import nonesuch
+        except ImportError:
+            traceback.print_exc()
         os.dup2(1, 2)
         def own_end(*error):
             sys.__excepthook__(*error)
