@@ -60,6 +60,8 @@ def facts(ending: Ending) -> str:
 
 _RANK_PREFIX = r"(?m)^\[\w*rank\d+\]:?\s?"
 """Prefix that the excepthook of torch.distributed puts before each line."""
+_IGNORED = rf"(?m)^Exception ignored .*\n(?:{re.escape(TRACEBACK)}\n(?: .*\n)*.*\n?)?"
+"""An exception that doesn't end the program, for example in `__del__` while the interpreter shuts down."""
 _GROUP = "Exception Group Traceback"
 _LATER_IN_GROUP = r"(?m)^( +)\+-+ 2 -+\n(?:\1.*\n?)*"
 """The exceptions of a group except the first. Only the innermost group ends with a line."""
@@ -182,8 +184,11 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
 
 
 def _plain(words: str) -> str:
-    """Return output without torch's prefixes, and with the first exception of a group like any other."""
-    text = re.sub(_RANK_PREFIX, "", words)
+    """Return output without torch's prefixes and exceptions that Python ignores.
+
+    The first exception of a group is like any other.
+    """
+    text = re.sub(_IGNORED, "", re.sub(_RANK_PREFIX, "", words))
     return re.sub(_MARGIN, "", re.sub(_LATER_IN_GROUP, "", text)) if _GROUP in text else text
 
 

@@ -114,6 +114,7 @@ PEER_GONE = {
         "DistBackendError: NCCL error in: x.cpp:77, remote process exited or …\nncclRemoteError: …\n"
     ),
     "what was raised because of it": VICTIM + CONTEXT + OWN,
+    "before one that is ignored": VICTIM + "Exception ignored in: <function A.__del__ at 0x7f>\n" + OWN,
     "what it was wrapped in": VICTIM + CAUSE + raised("RuntimeError: training failed"),
     "after an error that was only printed": OWN + "retrying\n" + VICTIM,
     "in C++": "terminate called after throwing an instance of 'gloo::IoException'\n  what():  " + GLOO,
@@ -127,6 +128,7 @@ JAX = "client.h:80] Terminating process because the JAX distributed service dete
 JAX = f"F1129 10:25:20.598251     109 {JAX}likely indicates that another task died; see …\nBarrier: 'D'\n"
 
 OWN_ERRORS = {
+    "before one that is ignored, too": f"{OWN}Exception ignored in atexit callback: <f>\n{VICTIM}",
     "before jax ends the process": OWN + JAX,
     "not a word": "",
     "its own behind torch's prefix": re.sub("(?m)^(?=.)", "[rank3]: ", OWN),
