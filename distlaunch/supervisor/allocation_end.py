@@ -212,7 +212,9 @@ def ask_overdue(state: State, now: float) -> Step:
         if doubted or state.nodes.counts.over < len(state.nodes):
             return state.with_timer(Timer.ASK, now + ASK_S), ()
     state, found = on_allocation_reported(AllocationReported(None), state, now)
-    return state._replace(asked=asked if any(isinstance(each, JobOver) for each in found) else None), found
+    answered = asked is not None and asked.goes_on
+    ends = any(isinstance(each, JobOver) for each in found)
+    return state._replace(asked=asked if ends and not answered else None), found
 
 
 def _warn_ranks(state: State, left_s: float | None, now: float) -> Step:

@@ -427,6 +427,16 @@ def test_a_rank_killed_with_its_node_is_not_the_root_cause_although_slurm_answer
         assert any(text.startswith(blamed) for text in said), said
 
 
+def test_a_job_that_ends_with_a_killed_rank_waits_for_no_other_answer() -> None:
+    job = inside(SLURM_JOB)
+    spec = job.state.spec
+    job.state = job.state._replace(spec=spec._replace(restarts=spec.restarts._replace(most=0)))
+    assert asks(job.feed(exited(1, 1, -9, job.now)))
+    job.feed(CONTINUES)
+    job.wait(1.0)
+    assert (phase(job), job.state.asked) == (Phase.STOPPING, None)
+
+
 def test_gives_a_termination_warning_once_with_the_time_left() -> None:
     job = inside(SLURM_JOB, "on_warning: USR1")
     assert asks(job.feed(WarningReceived(0, 10)))
