@@ -392,16 +392,22 @@ def test_a_job_that_was_stopped_and_then_requeued_by_hand_goes_on_as_usual(
     assert len(queue.starts(job)) == 3
 
 
-def test_a_job_whose_own_script_exits_at_a_warning_is_requeued(queue: Queue, slurm: Slurm) -> None:
-    """`wait` returns when the shell has caught a signal."""
+def from_own_script(queue: Queue, slurm: Slurm, trap: str) -> str:
+    """Start a run from a user's own batch script, which sets a trap and waits; return the job's ID."""
     run = shlex.join(distlaunch_argv("run", str(queue.job(SLEEPER, REQUEUED))))
-    (queue.directory / "own.sh").write_text(f"#!/bin/sh\ntrap : USR1\n{run} &\nwait\n")
+    (queue.directory / "own.sh").write_text(f"#!/bin/sh\ntrap {trap}\n{run} &\nwait\n")
     output = f"--output={queue.directory}/runs/slurm-%j.out"
     options = ("--requeue", "--open-mode=append", f"-N{NODES}", output)
     (queue.directory / "runs").mkdir()
     job = slurm.tool("sbatch", "--parsable", *options, str(queue.directory / "own.sh"))
     queue.known.append(job)
     queue.wait_for(job, "ready", times=3)
+    return job
+
+
+def test_a_job_whose_own_script_exits_at_a_warning_is_requeued(queue: Queue, slurm: Slurm) -> None:
+    """`wait` returns when the shell has caught a signal."""
+    job = from_own_script(queue, slurm, ": USR1")
     slurm.tool("scancel", "--batch", "--signal=USR1", job)
     queue.wait_for(job, f"Slurm job {job} ended because its batch script exited")
     queue.wait_for(job, "ready", times=6)
@@ -411,14 +417,7 @@ def test_a_job_whose_own_script_exits_at_a_warning_is_requeued(queue: Queue, slu
 def test_a_stopped_job_is_cancelled_although_its_own_script_exits_at_sigterm(
     queue: Queue, slurm: Slurm
 ) -> None:
-    run = shlex.join(distlaunch_argv("run", str(queue.job(SLEEPER, REQUEUED))))
-    (queue.directory / "own.sh").write_text(f"#!/bin/sh\ntrap 'exit 7' TERM\n{run} &\nwait\n")
-    output = f"--output={queue.directory}/runs/slurm-%j.out"
-    options = ("--requeue", "--open-mode=append", f"-N{NODES}", output)
-    (queue.directory / "runs").mkdir()
-    job = slurm.tool("sbatch", "--parsable", *options, str(queue.directory / "own.sh"))
-    queue.known.append(job)
-    queue.wait_for(job, "ready", times=3)
+    job = from_own_script(queue, slurm, "'exit 7' TERM")
     distlaunch("stop", "--now", job, status=0)
     assert "because its batch script exited" not in queue.output(job)
     assert "requeueing" not in queue.output(job)
