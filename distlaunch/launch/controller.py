@@ -306,10 +306,10 @@ class Controller:
                 command.wait()
                 command.close()
                 fate = scheduler.fate(allocation.starts, printed.decode(errors="replace"), time.time())
-                stops = [fate]
+                stops = list[events.AllocationReported]()
                 if fate.ends and not fate.final:  # its script may have exited because of `distlaunch stop`
-                    within(LOOK_S, lambda: stops.insert(0, _fate_by_stop(self._spec)))
-                self._feed(next((each for each in stops if each.ends), fate))
+                    within(LOOK_S, lambda: stops.append(_fate_by_stop(self._spec)))
+                self._feed(next((stop for stop in stops if stop.ends), fate))
 
         self._links.watch(command.stdout, receive)
 
@@ -482,14 +482,14 @@ def ask_for_another(state: State, tell: Callable[[str], None], interrupts: Inter
                 tell(f"can't requeue {allocation.name} yet: {error}{later}")
             if interrupts is None:
                 return
-            if _is_stopped(interrupts, AGAIN_GAP_S):
+            if _told_to_stop(interrupts, AGAIN_GAP_S):
                 tell(f"not requeueing {allocation.name}: received a signal")
                 break
             later = ""
     within(DECIDE_S, lambda: append(path, decision))
 
 
-def _is_stopped(interrupts: Interrupts | None, within_s: float = 0.0) -> bool:
+def _told_to_stop(interrupts: Interrupts | None, within_s: float = 0.0) -> bool:
     """Return whether a signal to stop arrives in time. Other signals, such as warnings, may end the wait."""
     if interrupts is None or not select.select([interrupts.fd], [], [], within_s)[0]:
         return False
@@ -521,7 +521,7 @@ def _requeue(
         if ended := next((fate for fate in fates if fate.ends and fate.final), None):
             tell(f"not requeueing {allocation.name}: it {ended.why}")
             return None
-        if _is_stopped(interrupts):  # while scontrol was waiting for its answer
+        if _told_to_stop(interrupts):  # while scontrol was waiting for its answer
             tell(f"not requeueing {allocation.name}: received a signal")
             return None
         if own not in lines:

@@ -5,13 +5,13 @@ import io
 import json
 import math
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from distlaunch.agent.messages import Interrupted, SetupPrinted, StackDumped, WorkerExited
+from distlaunch.diagnosis.exits import TRACEBACK
 from distlaunch.diagnosis.flight import waiting_lines
 from distlaunch.errors import reason
 from distlaunch.job.spec import JobSpec
@@ -369,9 +369,6 @@ def flight_dumps(directory: str, attempt: int, world_size: int) -> Iterator[tupl
             yield rank, dump
 
 
-_ERROR = rb"Traceback \(most recent call last\):|terminate called"
-
-
 class LastOutput(Observer):
     """The last output of each rank in the last attempt. `Observer` describes when each method is called."""
 
@@ -392,13 +389,16 @@ class LastOutput(Observer):
 
         Also get an error from there that the rank printed to stdout.
         """
-        rank = state.rank_of(event.node, event.local_rank) if isinstance(event, WorkerExited) else None
-        if rank is None or not isinstance(event, WorkerExited) or not event.words:
+        if not (isinstance(event, WorkerExited) and event.words):
+            return
+        rank = state.rank_of(event.node, event.local_rank)
+        if rank is None:
             return
         stderr = self._ends[STDERR].get(rank, b"")
         here = rank in self._ends[STDOUT] or stderr
         words = event.words.encode()
-        if not here or (re.search(_ERROR, words) and words[-100:] not in stderr):
+        is_error = TRACEBACK in event.words or "terminate called" in event.words
+        if not here or (is_error and words[-100:] not in stderr):
             self._ends[STDERR][rank] = words
 
     def printed(self, output: Printed) -> None:

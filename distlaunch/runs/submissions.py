@@ -639,9 +639,7 @@ def _next(
             # Otherwise, its setup, or the rest of a user's own script, may take any time.
             goes_on = state.known and state.stage != "ends"
             ends = bool(before and not goes_on and not _was_requeued(queued, over(before).status))
-        if before and lag.is_too_long(
-            None if state is None or (state.waits and state.known) else state, ends
-        ):
+        if before and lag.is_too_long(None if state and state.surely_waits else state, ends):
             return None
         pause(interrupts, LOOK_S)
     return None
@@ -717,13 +715,13 @@ def cancel(
             last = state
             break
         begun = run and run.alive and run.id != (known.id if known else "")
-        if begun or (state and state.waits and state.known):  # a requeue and the cancellation have crossed
+        if begun or (state and state.surely_waits):  # a requeue and the cancellation have crossed
             known = run or known
             run_list.note_stop(*noted)  # a start has ended the earlier stop
             with suppress(DistlaunchError):
                 load(queued.scheduler).cancel(queued.id, at_once)
         last = None if run and run.alive else state or last
-        if lag.is_too_long(last, bool(run and last and not (last.waits and last.known))):
+        if lag.is_too_long(last, bool(run and last and not last.surely_waits)):
             break
         pause(interrupts, LOOK_S)
     run = earlier if earlier and earlier.alive else latest_run(queued)

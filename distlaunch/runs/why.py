@@ -46,7 +46,7 @@ _STATES = {"R": "running", "S": "sleeping", "D": "blocked in the kernel", "T": "
 """Descriptions of the kernel's letters for process states."""
 _UNCOMPARED = re.compile(
     r"invocation\.(?!script)|nodes\.(path|reach\.job)|places\.|logs\.|placeholders|restarts_before"
-    r"|allocation\.|rendezvous\.job_id|tree\.(?!digest|commit|environment)|spares\.(?!label)"
+    r"|allocation\.|rendezvous\.job_id|tree\.(?!digest|commit)|spares\.(?!label)"
 )
 """Settings that differ from run to run without changing the job."""
 _RUN_IN_PATH = re.compile(r"(?<=/runs/)[^/]+-\d{8}-\d{6}-[0-9a-f]{8}")

@@ -55,6 +55,11 @@ class Queued(Frozen):
         return self.stage == "waits"
 
     @property
+    def surely_waits(self) -> bool:
+        """Return whether the scheduler has said that the job waits."""
+        return self.waits and self.known
+
+    @property
     def over(self) -> bool:
         """Return whether the job has ended and won't start again."""
         return self.stage == "over"

@@ -123,8 +123,9 @@ def on_allocation_reported(event: AllocationReported, state: State, now: float) 
     state = state._replace(asked=None).without_timers(Timer.ASK)
     if event.ends:
         return _ended_by_scheduler(state, event, asked, now)
-    signum = asked.cause.agent_signum if asked.cause and state.phase is Phase.RUNNING else None
-    waits_s = SAME_S if signum else WITH_NODE_S if _was_killed(asked.cause, state) else 0.0
+    held = asked.cause if state.phase is Phase.RUNNING else None
+    signum = held.agent_signum if held else None
+    waits_s = SAME_S if signum else WITH_NODE_S if held and _is_kill(held) else 0.0
     if waits_s and event.ends is False and not asked.goes_on:
         return state._replace(asked=asked._replace(goes_on=True)).with_timer(Timer.ASK, now + waits_s), ()
     if signum and asked.goes_on and _all_were_stopped(state):
@@ -134,10 +135,9 @@ def on_allocation_reported(event: AllocationReported, state: State, now: float) 
     return (state, ()) if state.phase is Phase.STOPPING else _resume(asked, event.left_s, state, now)
 
 
-def _was_killed(cause: Cause | None, state: State) -> bool:
+def _is_kill(cause: Cause) -> bool:
     """Return whether a rank was killed, perhaps together with its agent, as when a step is canceled."""
-    killed = cause is not None and cause.rank is not None and cause.exit_status == 128 + signal.SIGKILL
-    return killed and state.phase is Phase.RUNNING
+    return cause.rank is not None and cause.exit_status == 128 + signal.SIGKILL
 
 
 def _resume(asked: Asked, left_s: float | None, state: State, now: float) -> Step:
