@@ -30,7 +30,8 @@ class Worker:
     """A spawned worker: its spec, environment, PID, pipe descriptors and error record path.
 
     `streams` are the open pipes, keyed by 0 for stdout and 1 for stderr. `printed` counts the bytes of the
-    worker's output. `device` is its GPU, as returned by `gpus.device_of`. `exec_pipe` is the pipe that
+    worker's output. `went_on` is set if it printed something on one stream after the latest traceback on the
+    other. `device` is its GPU, as returned by `gpus.device_of`. `exec_pipe` is the pipe that
     confirms exec, or -1 once it has been read. `started` is set after exec, and `stopping` once the worker
     has been signaled to stop.
     """
@@ -43,7 +44,7 @@ class Worker:
         self.error_file = env["TORCHELASTIC_ERROR_FILE"]
         among = 0 if spec.one_device else spec.local_rank
         self.device = gpus.device_of(among, env.get("CUDA_VISIBLE_DEVICES"))
-        self.printed, self._last, self._traced = 0, [b"", b""], 1
+        self.printed, self.went_on, self._last, self._traced = 0, False, [b"", b""], 1
         self.running, self.started, self.stopping = True, False, False
 
     def record_output(self, stream: int, data: bytes | memoryview) -> None:
@@ -52,7 +53,9 @@ class Worker:
         if not self.stopping:  # output after the signal to stop is not the cause
             self._last[stream] = (self._last[stream] + data[-MAX_WORDS:])[-MAX_WORDS:]
             if _TRACEBACK in self._last[stream][-len(data) - len(_TRACEBACK) :]:
-                self._traced = stream
+                self._traced, self.went_on = stream, False
+            else:
+                self.went_on |= stream != self._traced
 
     def words(self, status: int) -> bytes:
         """Return its last stderr output before it was signaled to stop.

@@ -227,6 +227,7 @@ class Workers:
                 oom_kills=procfs.oom_kills() - self._oom_kills,
                 shm=procfs.shared_memory(),
                 asked=worker.stopping or self._sweep is not None,
+                went_on=worker.went_on,
             )
         )
 

@@ -72,8 +72,8 @@ _CHAINED = (
 )
 _LOG = r"(?m)^\[?[WEIF]\d{4} .*|^\S.* NCCL (?:INFO|WARN|TRACE) .*"
 """Log lines of torch's C++ code and of NCCL: from other threads or, after a traceback, its consequences."""
-_FATAL = r"(?m)^\[?F\d{4} "
-"""The start of the log of an error that ends the process, such as an exception's consequences in JAX."""
+_FATAL = r"(?m)^(?:\[?F\d{4} |terminate called after throwing )"
+"""The start of what C++ code prints when it ends the process, perhaps as a consequence of an exception."""
 _REMARK = (
     r"(?m)^(?:\[\w*rank\d+\]:? ?)?(?:\[?[IW]\d{4} \d\d:\d\d:\d\d\.\d+ .*|frame #\d+: .* \(0x[0-9a-f]+ in .*\)"
     r"|\[E\d{4} .*ProcessGroupNCCL.*(?:dump signal|signal dumping|dump debug info).*)\n?"
@@ -84,6 +84,7 @@ _WATCHDOG = (
     r"Watchdog caught collective operation timeout: .*"
     r"|(?<=raised the following async exception: )NCCL error.*"
 )
+_ABORT = rf"{_FATAL}|{_WATCHDOG}"
 _WATCHDOG_FRAME = r"(?m)^#\d+ (.+) from (.+):(\d+)$"
 """The error and its frames, as torch logs them when nccl fails (c10d/ProcessGroupNCCL.cpp)."""
 _FRAME = r'(?m)^ +File "([^"]+)", line (\d+)'
@@ -159,12 +160,17 @@ class Words(Frozen):
     on_gpu: bool = False
 
 
-def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) -> Words:
-    """Return the evidence in a rank's status (see `WorkerExited`), its last stderr and its error record."""
+def words_of(
+    status: int, stderr: str, record: Mapping[str, Any] | None = None, went_on: bool = False
+) -> Words:
+    """Return the evidence in a rank's status, its last stderr and its error record (see `WorkerExited`)."""
     if status < 0 and status not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGKILL):
         return Words()  # no Python exception ends like this
     output, below = split_launcher(stderr)
+    marked = re.search(_RANK_PREFIX + re.escape(TRACEBACK), output) is not None
     output, recorded = _plain(output), _plain(record_text(record))
+    if status < 0 and not marked:
+        output = _without_handled(output, status, went_on)
     # torch also logs errors after which it tries again. C++ code that can't go on aborts.
     counts_logs = below or status == -signal.SIGABRT
     text = root_error(recorded or (output if counts_logs else re.sub(_LOG, "", output)))
@@ -175,12 +181,21 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
     stack = _watchdog_frames(output) if watchdog else python_frames(text)[::-1] if peer_gone else ()
     last = _final_exception(recorded or output)
     raised = _raised_in(last)
-    if -status in (signal.SIGTERM, signal.SIGKILL):
-        # torch's excepthook marks the tracebacks of exceptions that nothing handled.
-        found = re.search(_RANK_PREFIX + re.escape(TRACEBACK), stderr) is not None or _ends_with_error(output)
-    else:
-        found = TRACEBACK in output
-    return Words(found or bool(recorded), peer_gone, timed_out and not lost, stack, raised, on_gpu)
+    found = TRACEBACK in output or bool(recorded)
+    return Words(found, peer_gone, timed_out and not lost, stack, raised, on_gpu)
+
+
+def _without_handled(output: str, status: int, went_on: bool) -> str:
+    """Return what a signal's victim printed, without tracebacks of exceptions that it must have handled.
+
+    After an exception that nothing handles, it only says why C++ code then ends it.
+    """
+    abort = re.search(_ABORT, output) if status == -signal.SIGABRT else None
+    if status == -signal.SIGABRT and not abort:
+        return output
+    before = output[: abort.start()] if abort else output
+    handled = TRACEBACK in before and (went_on or not _ends_with_error(before))
+    return output[len(before) :] if handled else output
 
 
 def _plain(words: str) -> str:

@@ -130,17 +130,24 @@ def test_counts_the_lines_left_out_of_the_last_output(tmp_path: Path) -> None:
     assert done.stderr.count("  | noise") == 23
 
 
+HANDLED = """
+        import fcntl, os, signal, sys, termios, time, traceback
+        try:
+            import nonesuch
+        except ImportError:
+            traceback.print_exc()
+        while fcntl.ioctl(2, termios.FIONREAD, bytes(4)) != bytes(4):  # until the agent has read it
+            time.sleep(0.01)
+"""
+"""The start of a worker that handles an error."""
+
+
 def test_names_the_origin_of_a_failure_although_errors_go_to_stdout(tmp_path: Path) -> None:
     """Rank 0 loses rank 1, which has printed its own error and is still shutting down.
 
     Both have handled another error before.
     """
-    worker = """
-        import os, signal, sys, time, traceback
-        try:
-            import nonesuch
-        except ImportError:
-            traceback.print_exc()
+    worker = f"""{HANDLED}
         os.dup2(1, 2)
         def own_end(*error):
             sys.__excepthook__(*error)
@@ -156,6 +163,23 @@ def test_names_the_origin_of_a_failure_although_errors_go_to_stdout(tmp_path: Pa
     done = distlaunch("run", str(write_job(tmp_path, worker, TWO)), status=1)
     assert "rank 1 (node0) failed first: it raised an exception\n" in done.stderr
     assert "ValueError: mine\n" in done.stderr
+
+
+def test_an_error_that_a_rank_has_handled_does_not_make_it_the_origin(tmp_path: Path) -> None:
+    """Rank 0 loses rank 2, which has ended. Rank 1 has handled an error and continued."""
+    worker = f"""{HANDLED}
+        rank = int(os.environ["RANK"])
+        if rank == 1:
+            print("step", flush=True)
+            open("printed", "w").close()
+            signal.pause()
+        while not os.path.exists("printed"):
+            time.sleep(0.02)
+        if rank == 0:
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:537] Connection closed by peer [127.0.0.1]:1")
+    """
+    done = distlaunch("run", str(write_job(tmp_path, worker, "procs_per_node: 3\n")), status=1)
+    assert "rank 0 (node0) failed first: exit status 1, after losing the connection" in done.stderr
 
 
 def test_a_long_traceback_keeps_its_first_lines(tmp_path: Path) -> None:

@@ -239,6 +239,15 @@ JUDGED: dict[str, tuple[int, str, dict[str, str] | None, Words]] = {
     "a crash, whatever was printed": (-signal.SIGSEGV, VICTIM, None, Words()),
     "a traceback before the stop": (-signal.SIGTERM, OWN, None, FAILED),
     "a traceback of an error that was handled": (-signal.SIGTERM, OWN + "skipped a sample\n", None, Words()),
+    "a loss that was handled": (-signal.SIGKILL, VICTIM + "trying again\n", None, Words()),
+    "an error that was handled, before nccl's timeout": (
+        -signal.SIGABRT,
+        f"{OWN}skipped a sample\n{WATCHDOG}",
+        None,
+        Words(False, True, True, STACK, on_gpu=True),
+    ),
+    "before nccl would have ended it": (-signal.SIGABRT, OWN + NCCL_LOST, None, FAILED),
+    "before gloo ended it": (-signal.SIGABRT, OWN + PEER_GONE["in C++"], None, FAILED),
     "a long message before the stop": (-signal.SIGTERM, raised("E: a\n  b\n"), None, Words(traceback=True)),
     "an uncaught one before more": (-signal.SIGTERM, MARKED + "uploading\n", None, Words(traceback=True)),
     "an exit hook's lines": (-signal.SIGTERM, f"{OWN}wandb: Syncing\n", None, Words(traceback=True)),
@@ -256,6 +265,18 @@ JUDGED: dict[str, tuple[int, str, dict[str, str] | None, Words]] = {
 @pytest.mark.parametrize(("status", "text", "record", "words"), JUDGED.values(), ids=JUDGED)
 def test_judges_an_exit_by_output_and_record(status: int, text: str, record: Any, words: Words) -> None:
     assert words_of(status, text, record) == words
+
+
+@pytest.mark.parametrize("status", [-signal.SIGTERM, -signal.SIGKILL])
+def test_a_rank_that_printed_more_on_the_other_stream_has_handled_its_error(status: int) -> None:
+    assert words_of(status, OWN, went_on=True) == words_of(status, VICTIM, went_on=True) == Words()
+    assert words_of(status, MARKED, went_on=True) == FAILED
+    assert words_of(1, OWN, went_on=True) == FAILED
+
+
+def test_an_error_that_was_handled_explains_no_abort() -> None:
+    waited = words_of(-signal.SIGABRT, WATCHDOG)
+    assert words_of(-signal.SIGABRT, OWN + WATCHDOG, went_on=True) == waited
 
 
 def test_shows_an_error_of_nccl_in_one_line() -> None:
