@@ -18,7 +18,7 @@ from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import Exit, UsageError
 from distlaunch.job.types import UNITS_S, seconds_in
 from distlaunch.observers.console import escape
-from distlaunch.observers.run_list import note_end_seen, noted_ends, ways
+from distlaunch.observers.run_list import end_tries, note_end_seen, noted_ends, ways
 from distlaunch.observers.terminal import Terminal
 from distlaunch.runs.following import attend, follow, interrupt, outlast, over
 from distlaunch.runs.run import (
@@ -239,7 +239,16 @@ def stop(context: typer.Context, which: Which = None, now: Now = False, as_json:
         say(ended_words(run, ":" if stopped else " had already ended:"))
     elif queued:
         say(f"{queued.name}: {'cancelled' if stopped else 'had already ended'}")
-    if run and known and not (queued or stopped) and waiting_again([known]):
+    if run and known and not (queued or stopped):
+        _keep_from_requeue(known, run)
+
+
+def _keep_from_requeue(known: Submission, run: Run) -> None:
+    """End the tries of a run that has ended to have its job requeued; say if the job is still active."""
+    in_time = end_tries(known.directory, known.id, known.scheduler, run.id)
+    if in_time:
+        say(f"{known.name}, in which it ran, won't be requeued")
+    elif in_time is False or waiting_again([known]):
         say(f"{known.name}, in which it ran, is still active; `distlaunch stop {known.id}` cancels it")
 
 

@@ -61,7 +61,7 @@ DECIDE_S = 10.0
 """Maximum seconds for reading and writing the list of a job's starts, whose disk may be stuck."""
 AGAIN_S, AGAIN_GAP_S = 600.0, 10.0
 """Seconds in which to try again to requeue a job whose scheduler doesn't answer, and between two tries."""
-_UNCOUNTED = "not requeueing {}: requeues are counted in {}, but it can't be written"
+_UNCOUNTED = "requeues are counted in {}, but it can't be written"
 LOOK_S = 0.5
 """Maximum seconds to look into the run directory after a signal, in case its disk hangs."""
 FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, messages.WorkerExited)
@@ -471,22 +471,28 @@ def ask_for_another(state: State, tell: Callable[[str], None], interrupts: Inter
         return
     if is_to_go_on(state):
         if not is_read:
-            tell(_UNCOUNTED.format(allocation.name, path))
+            tell(f"not requeueing {allocation.name}: {_UNCOUNTED.format(path)}")
             return
-        until, later = time.monotonic() + AGAIN_S, f"; trying again for up to {AGAIN_S / 60:g} min"
-        while error := _requeue(state, path, tell, interrupts):
-            if time.monotonic() >= until:
-                tell(f"can't requeue {allocation.name}: {error}")
-                break
-            if later:
-                tell(f"can't requeue {allocation.name} yet: {error}{later}")
+        if error := _requeue(state, path, tell, interrupts):
+            again = f"trying again for up to {AGAIN_S / 60:g} min"
+            tell(f"can't requeue {allocation.name} yet: {error}; {again}")
             if interrupts is None:
                 return
-            if _told_to_stop(interrupts, AGAIN_GAP_S):
-                tell(f"not requeueing {allocation.name}: received a signal")
-                break
-            later = ""
+            append(path, {"trying": state.run_id})
+            _requeue_later(state, path, tell, interrupts)
     within(DECIDE_S, lambda: append(path, decision))
+
+
+def _requeue_later(state: State, path: str, tell: Callable[[str], None], interrupts: Interrupts) -> None:
+    """Try again to requeue the job until the scheduler answers, a signal arrives, or AGAIN_S have passed."""
+    until, name = time.monotonic() + AGAIN_S, state.spec.allocation and state.spec.allocation.name
+    while not _told_to_stop(interrupts, AGAIN_GAP_S):
+        if not (error := _requeue(state, path, tell, interrupts)):
+            return
+        if time.monotonic() >= until:
+            tell(f"can't requeue {name}: {error}")
+            return
+    tell(f"not requeueing {name}: received a signal")
 
 
 def _told_to_stop(interrupts: Interrupts | None, within_s: float = 0.0) -> bool:
@@ -507,35 +513,43 @@ def _requeue(
 
     allocation = state.spec.allocation
     assert allocation is not None
-    scheduler = load(allocation.scheduler)
     own = {"requeue": True, "raised": early_exception(state), "by": state.run_id}
     lines = [*lines_of(path)]
     earlier = [line for line in lines if "requeue" in line and line != own]
-    if why := _why_not_again(state, earlier):
-        tell(f"not requeueing {allocation.name}: {why}")
-        return None
     try:
-        # The state doesn't show a cancellation that happened when this process couldn't be notified.
-        shown = queue.call(scheduler.title, *scheduler.fate_argv(allocation.job), before=_UNSTOPPED)
-        fates = (_fate_by_stop(state.spec), scheduler.fate(allocation.starts, shown, time.time()))
-        if ended := next((fate for fate in fates if fate.ends and fate.final), None):
-            tell(f"not requeueing {allocation.name}: it {ended.why}")
-            return None
-        if _told_to_stop(interrupts):  # while scontrol was waiting for its answer
-            tell(f"not requeueing {allocation.name}: received a signal")
-            return None
-        if own not in lines:
+        why = _why_not_again(state, earlier) or _end_of_job(state.spec)
+        if not why and _told_to_stop(interrupts):  # while scontrol was waiting for its answer
+            why = "received a signal"
+        if not why and own not in lines:
             append(path, own)
             if own not in lines_of(path):
-                tell(f"{_UNCOUNTED.format(allocation.name, path)}, or others may write to it")
-                return None
-            tell(f"requeueing {allocation.name}, {len(earlier) + 1} of {state.spec.restarts.requeue}")
-        scheduler.requeue(allocation.job, os.environ)  # which may kill this process immediately
+                why = f"{_UNCOUNTED.format(path)}, or others may write to it"
+            elif is_stopped(path):  # by a `stop` that can't have seen the line
+                why = "it was cancelled"
+            else:
+                tell(f"requeueing {allocation.name}, {len(earlier) + 1} of {state.spec.restarts.requeue}")
+        if why:
+            tell(f"not requeueing {allocation.name}: {why}")
+        else:
+            load(allocation.scheduler).requeue(allocation.job, os.environ)  # may kill this process at once
     except (UsageError, queue.ToolMissingError) as error:
         tell(f"can't requeue {allocation.name}: {error}")
     except DistlaunchError as error:
         return error
     return None
+
+
+def _end_of_job(spec: JobSpec) -> str:
+    """Return how the job was ended for good, by `stop` or by its scheduler, or "" if it wasn't."""
+    from distlaunch.schedulers import queue
+
+    fate, allocation = _fate_by_stop(spec), spec.allocation
+    if allocation and not fate.ends:
+        scheduler = load(allocation.scheduler)
+        # The state doesn't show a cancellation that happened when this process couldn't be notified.
+        shown = queue.call(scheduler.title, *scheduler.fate_argv(allocation.job), before=_UNSTOPPED)
+        fate = scheduler.fate(allocation.starts, shown, time.time())
+    return f"it {fate.why}" if fate.ends and fate.final else ""
 
 
 def _why_not_again(state: State, earlier: Sequence[Mapping[str, Any]]) -> str:

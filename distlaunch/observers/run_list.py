@@ -279,6 +279,19 @@ def note_no_stop(directory: str, queued: str, scheduler: str) -> None:
     append(starts_path(directory, queued, scheduler), {"stop": False})
 
 
+def end_tries(directory: str, queued: str, scheduler: str, run: str) -> bool | None:
+    """Keep an ended run from having its job requeued, if it still tries because the scheduler doesn't answer.
+
+    Return None if it doesn't try, or False if the scheduler may have received its request already.
+    """
+    path = starts_path(directory, queued, scheduler)
+    lines = [*lines_of(path)]
+    if {"trying": run} not in lines or {"decided": run} in lines:
+        return None
+    note_stop(directory, queued, scheduler, run)
+    return not any(line.get("requeue") and line.get("by") == run for line in lines_of(path))
+
+
 def is_stopped(path: str, run: str = "") -> bool:
     """Return whether the job with this list of starts was canceled, before `run` had ended if it is given.
 

@@ -470,6 +470,27 @@ def test_a_job_is_requeued_although_slurm_did_not_answer_at_its_end(queue: Queue
     assert len(queue.starts(job)) == 2
 
 
+@pytest.mark.long
+def test_a_stopped_run_of_ones_own_script_is_not_requeued_although_slurm_did_not_answer(
+    queue: Queue, slurm: Slurm
+) -> None:
+    """The run has ended by then, and only asks Slurm for another start."""
+    job = from_own_script(queue, slurm, ": USR1")
+    slurmctld = slurm.daemon("slurmctld", "host1")
+    kill(slurmctld, signal.SIGSTOP)
+    try:
+        kill(int(re.findall(r"ready 1 (\d+)", queue.output(job))[-1]))
+        queue.wait_for(job, f"can't requeue Slurm job {job} yet: scontrol ")
+        (run,) = queue.starts(job)
+        told = f"Slurm job {job}, in which it ran, won't be requeued\n"
+        wait_until(lambda: told in distlaunch("stop", run, status=0).stderr, lambda: queue.output(job))
+    finally:
+        kill(slurmctld, signal.SIGCONT)
+    queue.wait_for(job, f"not requeueing Slurm job {job}: it was cancelled")
+    slurm.wait_state(job, "COMPLETED")
+    assert queue.starts(job) == [run]
+
+
 def test_the_same_exception_in_two_starts_ends_the_job(queue: Queue) -> None:
     job = queue.submit("raise ValueError('always')", "restarts: {requeue: 4}")
     done = distlaunch("wait", job)

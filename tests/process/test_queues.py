@@ -567,6 +567,7 @@ def test_requeues_no_cancelled_job(shown: str, tmp_path: Path, monkeypatch: pyte
     """Slurm may not show it yet that `distlaunch stop` has cancelled it."""
     if shown == "STOPPED":
         note_stop(str(tmp_path), "17", "slurm")
+    (tmp_path / "asked").touch()
     state = shown.replace("STOPPED", "RUNNING")
     program(tmp_path / "scontrol", f'echo "$*" >>{tmp_path}/asked\necho JobState={state} EndTime=2026-01-01')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -605,7 +606,7 @@ esac
 """A scontrol whose first question and first request aren't answered."""
 
 
-@pytest.mark.parametrize("end", ["requeued", "refused", "removed", "signalled"])
+@pytest.mark.parametrize("end", ["requeued", "refused", "removed", "signalled", "stopped"])
 def test_requeues_a_job_although_slurm_does_not_answer_at_first(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -624,6 +625,8 @@ def test_requeues_a_job_although_slurm_does_not_answer_at_first(
     if end == "removed":
         (tmp_path / "scontrol").unlink()
         monkeypatch.setenv("PATH", str(tmp_path))
+    if end == "stopped":
+        note_stop(str(tmp_path), "17", "slurm")
     with Interrupts() as interrupts:
         interrupts.send(signal.SIGTERM if end == "signalled" else signal.SIGUSR1)  # a warning
         for _ in range(2):  # the second call finds that this was decided
@@ -632,17 +635,19 @@ def test_requeues_a_job_although_slurm_does_not_answer_at_first(
         "requeued": [],
         "refused": ["can't requeue Slurm job 17: scontrol failed: Requested operation is presently disabled"],
         "signalled": ["not requeueing Slurm job 17: received a signal"],
+        "stopped": ["not requeueing Slurm job 17: it was cancelled"],
     }
     if end == "removed":
         where = "login nodes of Slurm clusters have it"
         assert said == [later, f"can't requeue Slurm job 17: scontrol not found in PATH; {where}"]
         return
-    started = [] if end == "signalled" else [begins, later]
+    kept = end in ("signalled", "stopped")
+    started = [] if kept else [begins, later]
     assert said == [later, *started, *ends[end]]
     requests = [line for line in (tmp_path / "asked").read_text().splitlines() if line == "requeue 17"]
-    assert len(requests) == (0 if end == "signalled" else 2)
+    assert len(requests) == (0 if kept else 2)
     counted = [line for line in lines_of(str(tmp_path / "slurm-17.jsonl")) if "requeue" in line]
-    assert len(counted) == (0 if end == "signalled" else 1)
+    assert len(counted) == (0 if kept else 1)
 
 
 def test_a_list_of_starts_on_a_stuck_disk_does_not_hold_up_the_end(
