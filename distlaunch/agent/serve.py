@@ -156,14 +156,17 @@ class Agent:
         gc.enable()  # disabled during the boot
         self._flush()
         while not (self._leaving and self._workers.swept and self._have_files()) or self._expects_request:
-            self._poller.turn()
-            self._flush()
+            self._turn()
         if self._tree:
-            self._tree.close()
+            self._tree.close(self._turn)
         self._directory.remove()
         self._resume_guardian()
         self._flush_rest()
         return self._status
+
+    def _turn(self) -> None:
+        self._poller.turn()
+        self._flush()
 
     def _hello(self) -> messages.Hello:
         """Return the first report, with facts that the controller needs for its plan.

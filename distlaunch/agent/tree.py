@@ -192,6 +192,7 @@ class Store:
                 raise TreeError("%s can be written to by others" % path + advice)
         # The run held, and the descriptors of its locked manifest and of its mark
         self._run, self._note, self._mark = "", -1, -1
+        self.left = ""
         self.grown = False
         """Whether contents were added, so that `release` also trims the store."""
 
@@ -364,32 +365,36 @@ class Store:
 
     def release(self) -> str:
         """Remove the run's tree and unused files. Return the tree's path if files are left in it, or ""."""
-        left = False
+        deque(self.released(), maxlen=0)
+        return self.left
+
+    def released(self) -> Iterator[float]:
+        """Do the same as `release`, in steps. Then, `left` is the path."""
         for fd in (self._mark, self._note):
             if fd >= 0:
                 os.close(fd)
         self._mark = self._note = -1
         with suppress(OSError):  # another agent has removed the same files; the next run removes the rest
-            left = self._retire(self._run)
-            self._tidy()
-        return self.tree_of(self._run) if left else ""
+            yield from self._retire(self._run)
+            yield from self._tidy()
 
-    def _retire(self, run_id: str) -> bool:
-        """Remove a run's tree unless it is in use. Return whether the run has left files in it."""
+    def _retire(self, run_id: str) -> Iterator[float]:
+        """Remove a run's tree unless it is in use."""
         directory = self.tree_of(run_id)
         try:
             note = _opened(directory + ".tree", os.O_RDWR)
         except OSError:
-            return False
+            return
         with note:
             if self._is_marked(run_id) or not lock(note.fileno(), fcntl.LOCK_EX):
-                return False
+                return
             listed = {entry.path: entry for entry in _noted(note.read())}
-            self._remove_listed(directory, listed, os.fstat(note.fileno()).st_mtime)
+            yield from self._remove_listed(directory, listed, os.fstat(note.fileno()).st_mtime)
             _unlink(directory + ".tree")
-        return os.path.lexists(directory)
+        if run_id == self._run and os.path.lexists(directory):
+            self.left = directory
 
-    def _remove_listed(self, directory: str, listed: dict[str, Entry], since: float) -> None:
+    def _remove_listed(self, directory: str, listed: dict[str, Entry], since: float) -> Iterator[float]:
         """Remove compiled Python code, empty directories, and the files that the run has not changed."""
         for where, directories, names in os.walk(directory, topdown=False):
             inside = where[len(directory) + 1 :] + "/" if where != directory else ""
@@ -399,22 +404,23 @@ class Store:
                 path, entry = "%s/%s" % (where, name), listed.get(inside + name)
                 if compiled or (entry and _is_unchanged(path, entry, since)):
                     _unlink(path)
+                yield 0.0
             with suppress(OSError):  # the run has written there
                 os.rmdir(where)
 
-    def _tidy(self) -> None:
+    def _tidy(self) -> Iterator[float]:
         """Remove files left by killed agents. If contents were added, remove the oldest beyond the limit."""
         for name in os.listdir(self._runs):
             if name.endswith(".tree") and name[:-5] != self._run:
-                self._retire(name[:-5])
+                yield from self._retire(name[:-5])
         for name in os.listdir(self._new):
             path, run_id = os.path.join(self._new, name), name.rpartition(".")[0]
             if _age_s(path) > STALE_S or (run_id and not os.path.exists(self.tree_of(run_id) + ".tree")):
                 remove_tree(path)
         if self.grown:
-            self._trim()
+            yield from self._trim()
 
-    def _trim(self) -> None:
+    def _trim(self) -> Iterator[float]:
         """Remove contents not in any tree in use, least recently (un)linked first, down to the limit."""
         disk = os.statvfs(self._blobs)
         most = min(MAX_STORE, int(disk.f_blocks * disk.f_frsize * DISK_SHARE) or MAX_STORE)
@@ -427,11 +433,13 @@ class Store:
                     if each.path not in busy:
                         idle.append((state.st_ctime, state.st_size, each.path))
                         total += state.st_size
+            yield 0.0
         for _, size, path in sorted(idle):
             if total <= most:
                 break
             _unlink(path)
             total -= size
+            yield 0.0
 
     def _busy(self) -> set[str]:
         """Return the paths of the contents of all trees in use."""
@@ -775,12 +783,20 @@ class Placement:
             self._reported_at = time.monotonic()
             self._report(messages.TreeProgress(self._node, self._received))
 
-    def close(self) -> None:
-        """Remove the tree, except for files that the run has written to it."""
+    def close(self, turn: Callable[[], None]) -> None:
+        """Remove the tree, except for files that the run has written to it.
+
+        If that takes longer than TURN_S, call `turn` in between, for the agent's other work.
+        """
         self._stop()
         self._poller.cancel("mark")
         if self._environment:
             self._environment.stop()
-        left = self._store.release() if self._store else ""
-        if left:
-            self._report(messages.TreeKept(self._node, left))
+        until = time.monotonic() + TURN_S
+        for _ in self._store.released() if self._store else ():
+            if time.monotonic() > until:
+                self._poller.after(0.0, "tree", lambda: None)  # continue immediately
+                turn()
+                until = time.monotonic() + TURN_S
+        if self._store and self._store.left:
+            self._report(messages.TreeKept(self._node, self._store.left))

@@ -550,7 +550,7 @@ class Node:
 def node(tmp_path: Path) -> Iterator[Node]:
     node = Node(tmp_path / "base", sorted(ENTRIES))
     yield node
-    node.placement.close()
+    node.placement.close(node.poller.turn)
     assert not os.listdir(tmp_path / "base/new")
     assert not [*(tmp_path / "base/runs").iterdir()]
 
@@ -568,7 +568,17 @@ def test_all_of_a_stream_may_be_much_larger_than_what_arrives(tmp_path: Path) ->
     node = Node(tmp_path / "base", [file("a", data), file("b", b"x")])
     node.send(manifest_text(node.entries))
     assert node.send(data, b"x") == messages.TreePlaced(3, node.tree)
-    node.placement.close()
+    node.placement.close(node.poller.turn)
+
+
+def test_other_work_is_done_while_a_tree_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path / "base", [file(f"{number}", b"") for number in range(9)])
+    node.send(manifest_text(node.entries))
+    assert node.send(b"") == messages.TreePlaced(3, node.tree)
+    left = list[int]()
+    monkeypatch.setattr("distlaunch.agent.tree.TURN_S", -1.0)
+    node.placement.close(lambda: left.append(sum(path.is_file() for path in tmp_path.rglob("run/*"))))
+    assert {*range(9)} <= {*left}
 
 
 BAD_STREAMS: dict[str, Callable[[bytes], bytes]] = {
