@@ -16,7 +16,7 @@ import pytest
 
 from tests.cluster.slurm import OVER, Slurm
 from tests.cluster.test_slurm import LIMIT, WAITS
-from tests.harness import PATIENCE_S, Going, distlaunch, distlaunch_argv, kill, wait_until
+from tests.harness import PATIENCE_S, Going, distlaunch, distlaunch_argv, kill, wait_gone, wait_until
 from tests.process.commands import SLEEPER
 from tests.process.test_replaced import Installed
 from tests.queued import NODES, Queue, check_stop_before_start, rows
@@ -570,6 +570,7 @@ def test_slurms_warning_reaches_each_rank_once_and_with_the_deadline(queue: Queu
 
 @pytest.mark.parametrize("by", ["the script's shell", "preemption", "the loss of a node"])
 def test_a_requeued_job_goes_on_from_its_snapshot(queue: Queue, slurm: Slurm, by: str) -> None:
+    idle = slurm.processes()
     job = queue.submit(STEPS, "restarts: {requeue: 2}\nslurm: {exclusive: true}")
     queue.wait_for(job, "from step 0", times=3)
     if by == "the script's shell":
@@ -578,11 +579,19 @@ def test_a_requeued_job_goes_on_from_its_snapshot(queue: Queue, slurm: Slurm, by
         slurm.tool("srun", "--partition=urgent", "--nodes=3", "--exclusive", "true")
     else:
         node = ("scontrol", "update", "nodename=host3")
+        steps = sorted(slurm.processes() - idle)
         try:
             slurm.tool(*node, "state=DOWN", "reason=test")
             queue.wait_for(job, f"host3 was lost; Slurm job {job} was requeued")
+            slurm.wait_state(job, "PENDING")
+            slurm.tool("scontrol", "hold", job)
+            wait_gone(
+                steps, PATIENCE_S
+            )  # or else Slurm ends them later, and with them those of the next start
         finally:
             slurm.tool(*node, "state=RESUME", status=None)
+        slurm.wait_up("host3")
+        slurm.tool("scontrol", "release", job)
     queue.wait_for(job, "restart 1", times=3)
     (queue.directory / "snapshots" / "finish").touch()
     done = distlaunch("wait", job)
