@@ -55,10 +55,6 @@ class Slurm(Bed):
         wait_gone([pid], PATIENCE_S)
         more = ["-N", host] if name == "slurmd" else []
         self.inside(host, str(find(name)), *more, status=0)
-        self.wait_up(host)
-
-    def wait_up(self, host: str) -> None:
-        """Wait until a node is ready for steps. While it isn't responding, an asterisk follows its state."""
         look = ("sinfo", "-h", "-n", host, "-o", "%T")
         wait_until(
             lambda: self.tool(*look, status=None).split("\n")[0] in ("idle", "mixed", "allocated"),

@@ -236,7 +236,14 @@ def test_says_during_a_hang_that_a_world_size_may_be_too_large(tmp_path: Path) -
 
 
 def test_does_not_call_a_rank_running_whose_end_was_never_recorded(tmp_path: Path) -> None:
-    ends = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nrank_1(lambda: os._exit(3))\n"
+    ends = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(f"ignores{RANK}", "w").close()
+while not os.path.exists("ignores0"):
+    time.sleep(0.02)
+rank_1(lambda: os._exit(3))
+"""
     keys = {"rendezvous": "none", "timeouts": {"stop": "4s"}}
     with running(here(tmp_path, HEAD + ends, procs_per_node=2, **keys)) as run:
         run.wait_for("waiting for rank 0")
