@@ -75,7 +75,12 @@ class Redactor:
 
     def known(self, text: str) -> str:
         """Return a text without the known secrets, and with the names replaced."""
-        text = self._values.sub(REDACTED, text) if self._values else text
+        return self._renamed(self._without_values(text))
+
+    def _without_values(self, text: str) -> str:
+        return self._values.sub(REDACTED, text) if self._values else text
+
+    def _renamed(self, text: str) -> str:
         if self._names is None:
             return text
         return self._names.sub(lambda found: self._replaced[found[0]], _HOMES.sub("~", text))
@@ -95,7 +100,9 @@ class Redactor:
             elif not inside and _BEGINS.search(line) and not _ENDS.search(line):
                 inside = True
             hidden = (was_inside and inside) or _ENCODED.fullmatch(line)
-            found.append(REDACTED if hidden else masked(_SHAPES.sub(REDACTED, self.known(rest))))
+            # Names come last: a URL without its user's name doesn't show that a password follows.
+            shown = self._renamed(masked(_SHAPES.sub(REDACTED, self._without_values(rest))))
+            found.append(REDACTED if hidden else shown)
         return found
 
 

@@ -210,6 +210,7 @@ SECRETS = {
     "of a header": "zq-canary-09-bearer",
     "of a key": "MIIEzqCanary10" + "Ab1/" * 12,
     "inherited": "zq-canary-11-inherited",
+    "of a URL with the name of a home directory": "zq-canary-17-root",
     "that reads as a number": "0x12345678",
     "that reads as another number": "1234567e5",
 }
@@ -221,6 +222,7 @@ LEAKS = """
     print("args", args[1:], args[2], "region", env["REGION"])
     print("numbers", env["WANDB_API_KEY"], env["OTHER_API_KEY"])
     print("HF", env["HF_TOKEN"], "AWS AKIAIOSFODNN7EXAMPLE", env["AWS_SECRET_ACCESS_KEY"])
+    print("mysql://root:zq-canary-17-root@db")
     print("GET / Authorization: Bearer zq-canary-09-bearer")
     print("-----BEGIN RSA PRIVATE KEY-----\\nMIIEzqCanary10" + "Ab1/" * 12)
     print("MIIEzqCanary10\\n-----END RSA PRIVATE KEY-----")
