@@ -473,12 +473,13 @@ def ask_for_another(state: State, tell: Callable[[str], None], interrupts: Inter
         if not is_read:
             tell(f"not requeueing {allocation.name}: {_UNCOUNTED.format(path)}")
             return
+        if interrupts:
+            append(path, {"trying": state.run_id})  # for `stop`, because the scheduler may not answer
         if error := _requeue(state, path, tell, interrupts):
             again = f"trying again for up to {AGAIN_S / 60:g} min"
             tell(f"can't requeue {allocation.name} yet: {error}; {again}")
             if interrupts is None:
                 return
-            append(path, {"trying": state.run_id})
             _requeue_later(state, path, tell, interrupts)
     within(DECIDE_S, lambda: append(path, decision))
 

@@ -29,6 +29,8 @@ _ADVICE = (
     "container, pass on the variables of srun or mpirun"
 )
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
+_FILTERS = ("SQUEUE_", "SCANCEL_")
+"""Prefixes of variables that add conditions to squeue and scancel: they then miss the job in question."""
 _OVERRIDES = {f"SBATCH_{name}" for name in ("ARRAY_INX", "CLUSTERS", "NO_REQUEUE", "REQUEUE", "WAIT")}
 """Variables that would replace options of the script. squeue and scancel don't know SBATCH_CLUSTERS."""
 _PLAIN = (
@@ -384,7 +386,7 @@ def _call(*argv: str, forgives: "re.Pattern[str] | None" = None) -> str:
 
 def _passes(name: str) -> bool:
     """Return whether a variable is safe for sbatch, which uses variables of a surrounding job as options."""
-    return name in _KEPT or not (name.startswith(VARIABLES) or name in _OVERRIDES)
+    return name in _KEPT or not (name.startswith((*VARIABLES, *_FILTERS)) or name in _OVERRIDES)
 
 
 def _why_completing(fields: Mapping[str, str], end: float | None) -> str:
