@@ -362,7 +362,8 @@ class WorkerExited(Frozen):
     `error_record` is {message, callstack, timestamp} as written by torch's @record. `oom_kills` counts kills
     by the OOM killer since the attempt began. `shm` is (size, free) of /dev/shm in bytes, or empty. `words`
     is the worker's last output before it was signaled to stop. `asked` is set if it exited after that signal.
-    `went_on` is set if it printed something on its other stream after the latest traceback.
+    `went_on` is how many seconds after the last traceback in `words` it last printed to that stream, and to
+    the other one.
     """
 
     node: int
@@ -374,7 +375,7 @@ class WorkerExited(Frozen):
     shm: Tuple[int, ...] = ()
     words: str = ""
     asked: bool = False
-    went_on: bool = False
+    went_on: Tuple[float, float] = (0.0, 0.0)
 
 
 class RanksJoined(Frozen):

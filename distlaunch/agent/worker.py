@@ -13,6 +13,7 @@ import json
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable
 
 from distlaunch.agent import gpus, procfs, scratch, sweep, wire
@@ -23,6 +24,11 @@ DESCRIPTORS = 6
 """Maximum number of descriptors open per worker while it is being started."""
 MAX_WORDS = 1 << 14
 """Maximum bytes of a worker's last output in the report of its exit."""
+LATER_S = 1.0
+"""Seconds after a traceback from which output on the other stream counts, too. It is hardly about it."""
+MAX_LATER = 1 << 11
+"""Maximum bytes of that output."""
+NEVER = -1.0
 _TRACEBACK = b"Traceback (most recent call last):"
 
 
@@ -30,8 +36,7 @@ class Worker:
     """A spawned worker: its spec, environment, PID, pipe descriptors and error record path.
 
     `streams` are the open pipes, keyed by 0 for stdout and 1 for stderr. `printed` counts the bytes of the
-    worker's output. `went_on` is set if it printed something on one stream after the latest traceback on the
-    other. `device` is its GPU, as returned by `gpus.device_of`. `exec_pipe` is the pipe that
+    worker's output. `device` is its GPU, as returned by `gpus.device_of`. `exec_pipe` is the pipe that
     confirms exec, or -1 once it has been read. `started` is set after exec, and `stopping` once the worker
     has been signaled to stop.
     """
@@ -44,7 +49,8 @@ class Worker:
         self.error_file = env["TORCHELASTIC_ERROR_FILE"]
         among = 0 if spec.one_device else spec.local_rank
         self.device = gpus.device_of(among, env.get("CUDA_VISIBLE_DEVICES"))
-        self.printed, self.went_on, self._last, self._traced = 0, False, [b"", b""], 1
+        self.printed, self._last = 0, [b"", b""]
+        self._printed_at, self._traced_at, self._later = [NEVER, NEVER], [NEVER, NEVER], [b"", b""]
         self.running, self.started, self.stopping = True, False, False
 
     def record_output(self, stream: int, data: bytes | memoryview) -> None:
@@ -52,20 +58,28 @@ class Worker:
         self.printed += len(data)
         if not self.stopping:  # output after the signal to stop is not the cause
             self._last[stream] = (self._last[stream] + data[-MAX_WORDS:])[-MAX_WORDS:]
+            self._printed_at[stream] = time.monotonic()
             if _TRACEBACK in self._last[stream][-len(data) - len(_TRACEBACK) :]:
-                self._traced, self.went_on = stream, False
+                self._traced_at[stream] = self._printed_at[stream]
+                self._later[1 - stream] = b""
             else:
-                self.went_on |= stream != self._traced
+                self._later[stream] = (self._later[stream] + data[-MAX_LATER:])[-MAX_LATER:]
 
-    def words(self, status: int) -> bytes:
-        """Return its last stderr output before it was signaled to stop.
+    def words(self, status: int) -> tuple[bytes, tuple[float, float]]:
+        """Return its last output before it was signaled to stop, and `went_on` (see `WorkerExited`).
 
-        Return the last stdout output if there is none, as after `2>&1`, or if that has the latest traceback,
-        as after logging, unless it crashed.
+        That is stderr, or stdout if stderr is empty, as after `2>&1`, or if stdout has the latest traceback,
+        as after logging. After LATER_S, what it prints to the other stream follows. A crash is explained on
+        stderr.
         """
-        stdout, stderr = self._last
-        logged = self._traced == 0 and (status > 0 or self.stopping)
-        return stdout if logged or not stderr.strip() else stderr
+        exited, (stdout, stderr) = status > 0 or self.stopping, self._traced_at
+        stream = 0 if (exited and stdout > stderr) or not self._last[1].strip() else 1
+        traced, other = self._traced_at[stream], 1 - stream
+        if traced == NEVER:
+            return self._last[stream], (0.0, 0.0)
+        went_on = [max(0.0, self._printed_at[each] - traced) for each in (stream, other)]
+        later = self._later[other] if exited and went_on[1] >= LATER_S else b""
+        return self._last[stream] + later, (went_on[0], went_on[1])
 
     def signal(self, signum: int) -> None:
         """Send a signal to the worker's process group.

@@ -216,6 +216,7 @@ class Workers:
             self._read_output(worker)
             self._send()  # first, because the exit is a control frame, which would overtake the output
             self._report_usurper(worker)
+        words, went_on = worker.words(status) if status != 0 else (b"", (0.0, 0.0))
         self._outbox.report(
             messages.WorkerExited(
                 node=self._node,
@@ -223,11 +224,11 @@ class Workers:
                 status=status,
                 at=time.monotonic(),
                 error_record=worker.error_record(),
-                words=worker.words(status).decode(errors="replace") if status != 0 else "",
+                words=words.decode(errors="replace"),
                 oom_kills=procfs.oom_kills() - self._oom_kills,
                 shm=procfs.shared_memory(),
                 asked=worker.stopping or self._sweep is not None,
-                went_on=worker.went_on,
+                went_on=went_on,
             )
         )
 

@@ -13,6 +13,8 @@ from distlaunch.wording import counted, size_words, status_words
 
 LAST_LINES = 40
 """Lines of a rank's last output to search for advice and, without a traceback, for the error's origin."""
+HANDLED_S = 10.0
+"""Seconds after a traceback from which output of a rank that then exits shows that it has continued."""
 SMALL_SHM = 1 << 30
 TRACEBACK = "Traceback (most recent call last):"
 
@@ -84,7 +86,7 @@ _WATCHDOG = (
     r"Watchdog caught collective operation timeout: .*"
     r"|(?<=raised the following async exception: )NCCL error.*"
 )
-_ABORT = rf"{_FATAL}|{_WATCHDOG}"
+_ABORT = rf"(?m)^(?:\[?[EF]\d{{4}} |terminate called after throwing )|{_WATCHDOG}"
 _WATCHDOG_FRAME = r"(?m)^#\d+ (.+) from (.+):(\d+)$"
 """The error and its frames, as torch logs them when nccl fails (c10d/ProcessGroupNCCL.cpp)."""
 _FRAME = r'(?m)^ +File "([^"]+)", line (\d+)'
@@ -111,6 +113,8 @@ _IN_TORCH_DISTRIBUTED = r"/torch/distributed/(?!elastic/|launcher/|run\.py)"
 _COLLECTIVES = (
     r"gloo/|[Gg]loo connect|c10d|TCPStore|Dist(?:Network|Store|Backend)Error|ProcessGroup|nccl|NCCL"
     r"|monitoredBarrier|JAX distributed service"
+    r"|wait timeout after \d+ms, keys: |Timed out after \d+ seconds waiting for clients"
+    r"|failed to recv, got 0 bytes"
 )
 _LOST = (
     r"[Cc]onnection (?:was )?(?:closed|reset|refused)|Broken pipe|[Ff]ailed to recv"
@@ -161,7 +165,10 @@ class Words(Frozen):
 
 
 def words_of(
-    status: int, stderr: str, record: Mapping[str, Any] | None = None, went_on: bool = False
+    status: int,
+    stderr: str,
+    record: Mapping[str, Any] | None = None,
+    went_on: tuple[float, float] = (0.0, 0.0),
 ) -> Words:
     """Return the evidence in a rank's status, its last stderr and its error record (see `WorkerExited`)."""
     if status < 0 and status not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGKILL):
@@ -169,7 +176,7 @@ def words_of(
     output, below = split_launcher(stderr)
     marked = re.search(_RANK_PREFIX + re.escape(TRACEBACK), output) is not None
     output, recorded = _plain(output), _plain(record_text(record))
-    if status < 0 and not marked:
+    if not marked:
         output = _without_handled(output, status, went_on)
     # torch also logs errors after which it tries again. C++ code that can't go on aborts.
     counts_logs = below or status == -signal.SIGABRT
@@ -185,17 +192,24 @@ def words_of(
     return Words(found, peer_gone, timed_out and not lost, stack, raised, on_gpu)
 
 
-def _without_handled(output: str, status: int, went_on: bool) -> str:
-    """Return what a signal's victim printed, without tracebacks of exceptions that it must have handled.
+def _without_handled(output: str, status: int, went_on: tuple[float, float]) -> str:
+    """Return a rank's output without tracebacks of exceptions that it must have handled.
 
-    After an exception that nothing handles, it only says why C++ code then ends it.
+    A rank that a signal ended has handled an exception if it printed anything after it. One that exits may
+    print more because of an exception, but not for HANDLED_S. When C++ code ends a rank after an exception
+    that nothing handled, what it prints is only a consequence.
     """
-    abort = re.search(_ABORT, output) if status == -signal.SIGABRT else None
+    abort = re.compile(_ABORT).search(output, max(0, output.rfind(TRACEBACK)))
     if status == -signal.SIGABRT and not abort:
         return output
-    before = output[: abort.start()] if abort else output
-    handled = TRACEBACK in before and (went_on or not _ends_with_error(before))
-    return output[len(before) :] if handled else output
+    before = output[: abort.start()] if abort and status == -signal.SIGABRT else output
+    if TRACEBACK not in before:
+        return output
+    went = not _ends_with_error(before) and (status < 0 or max(went_on) >= HANDLED_S)
+    if not (went or (status < 0 and went_on[1] > 0.0)):
+        return output
+    after = _parsed(before.rpartition(TRACEBACK)[2])[2]
+    return "\n".join(after) + output[len(before) :]
 
 
 def _plain(words: str) -> str:
@@ -427,7 +441,7 @@ def _bus_error(ending: Ending) -> str:
 
 _TIMED_OUT = r"Watchdog caught collective operation timeout|NCCL.*[Tt]imeout|Timed out waiting \d+ms"
 _MISSED = "a collective timed out: look for a rank that stalled, or that called another collective"
-_IN_INIT = r"DistStoreError: (?:wait timeout|Timed out) after .*(?:/default_pg/0/|clients joined)"
+_IN_INIT = r"(?:wait timeout|Timed out) after .*(?:/default_pg/0/|clients joined)"
 PARTED = "look for a branch that depends on the rank, for uneven data, or for a rank that is stuck"
 OTHER_SIZE = (
     "init_process_group waited for another rank: if all ranks reached it, its world_size is too large "

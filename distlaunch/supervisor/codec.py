@@ -181,6 +181,7 @@ _FIELD_CHECKS: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
     (messages.WorkerExited, "at"): seconds,
     (messages.WorkerExited, "error_record"): _error_record,
     (messages.WorkerExited, "status"): _status,
+    (messages.WorkerExited, "went_on"): lambda value, name: tuple(seconds(each, name) for each in value),
     (messages.WorkerExited, "words"): lambda value, name: value[:MAX_LAST_OUTPUT],
 }
 """Conversions of fields for which `_trusted` isn't enough."""

@@ -97,7 +97,12 @@ def test_a_job_that_waits_says_why_and_can_be_stopped(queue: Queue) -> None:
     check_stop_before_start(f"Slurm job {job}", job)
 
 
-def test_stops_a_running_job_with_all_that_is_its(queue: Queue, slurm: Slurm) -> None:
+def test_stops_a_running_job_with_all_that_is_its(
+    queue: Queue, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Conditions for Slurm's tools in the user's environment don't count."""
+    monkeypatch.setenv("SQUEUE_PARTITION", "urgent")
+    monkeypatch.setenv("SCANCEL_STATE", "PENDING")
     job = queue.submit(STEPS, "restarts: {requeue: 3}")
     queue.wait_for(job, "from step 0", times=3)
     slurm.tool("scontrol", "suspend", job)
@@ -590,7 +595,7 @@ def test_a_requeued_job_goes_on_from_its_snapshot(queue: Queue, slurm: Slurm, by
             )  # or else Slurm ends them later, and with them those of the next start
         finally:
             slurm.tool(*node, "state=RESUME", status=None)
-        slurm.wait_up("host3")
+        slurm.restart("slurmd", "host3")  # or else it remembers the earlier start
         slurm.tool("scontrol", "release", job)
     queue.wait_for(job, "restart 1", times=3)
     (queue.directory / "snapshots" / "finish").touch()

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.agent.procfs import state
+from distlaunch.agent.worker import LATER_S
 from tests.cluster.hosts import parent_of
 from tests.faults.agents import python_with
 from tests.harness import (
@@ -48,6 +49,15 @@ def test_does_not_try_the_same_exception_a_third_time(tmp_path: Path) -> None:
     assert words in done.stderr
     (summary,) = (tmp_path / "runs").glob("*/summary.json")
     assert [each["kind"] for each in json.loads(summary.read_text())["restarts"]] == ["exception"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signals_that_the_parent_process_had_blocked_stop_a_run(tmp_path: Path, signum: int) -> None:
+    block = partial(signal.pthread_sigmask, signal.SIG_BLOCK, [signum])
+    with running(write_job(tmp_path, SLEEPER, ONE), preexec_fn=block) as run:
+        run.wait_ready(1)
+        kill(run.process.pid, signum)
+        assert run.wait() == 128 + signum
 
 
 def test_the_exit_status_is_known_although_the_shell_ignores_the_ends_of_its_children(tmp_path: Path) -> None:
@@ -163,6 +173,22 @@ def test_names_the_origin_of_a_failure_although_errors_go_to_stdout(tmp_path: Pa
     done = distlaunch("run", str(write_job(tmp_path, worker, TWO)), status=1)
     assert "rank 1 (node0) failed first: it raised an exception\n" in done.stderr
     assert "ValueError: mine\n" in done.stderr
+
+
+def test_a_reason_on_stderr_counts_after_an_error_on_stdout(tmp_path: Path) -> None:
+    """That error was the same in all attempts, but the reasons differ."""
+    worker = f"""
+        import os, sys, time, traceback
+        try:
+            import nonesuch
+        except ImportError:
+            traceback.print_exc(file=sys.stdout)
+            sys.stdout.flush()
+        time.sleep({LATER_S + 0.2})
+        sys.exit("no data " + os.environ["TORCHELASTIC_RESTART_COUNT"])
+    """
+    done = run_one(tmp_path, worker, "logs: {console: none}\nrestarts: {max: 2, backoff: 0s}")
+    assert "nonesuch'\ndistlaunch:   | no data 2\n" in done.stderr
 
 
 def test_an_error_that_a_rank_has_handled_does_not_make_it_the_origin(tmp_path: Path) -> None:

@@ -97,6 +97,8 @@ def raised(error: str, *files: str) -> str:
 
 VICTIM = raised(f"RuntimeError: {GLOO}", C10D)
 OWN = raised("ValueError: bad")
+STORE = "wait timeout after 5000ms, keys: /default_pg/0//cpu//0/0"
+STORE = "wait timeout after 5000ms, keys: /default_pg/0//cpu//0/0"
 PEER_GONE = {
     "behind torch's prefix": re.sub("(?m)^(?=.)", "[rank3]: ", VICTIM),
     "a backward pass": raised(f"RuntimeError: {GLOO}", "/v/site-packages/torch/autograd/graph.py"),
@@ -117,6 +119,9 @@ PEER_GONE = {
     "before one that is ignored": VICTIM + "Exception ignored in: <function A.__del__ at 0x7f>\n" + OWN,
     "what it was wrapped in": VICTIM + CAUSE + raised("RuntimeError: training failed"),
     "after an error that was only printed": OWN + "retrying\n" + VICTIM,
+    "in the script's words": f"training failed: {STORE}\n",
+    "of clients": "Timed out after 6 seconds waiting for clients. 1/2 clients joined.\n",
+    "as the script's exception": raised(f"train.TrainError: {STORE}"),
     "in C++": "terminate called after throwing an instance of 'gloo::IoException'\n  what():  " + GLOO,
     "in C++, with stacks": "terminate called after throwing an instance of 'gloo::IoException'\n"
     f"  what():  {GLOO}\nFatal Python error: Aborted\n\nThread 0x7f (most recent call first):\n"
@@ -257,6 +262,12 @@ JUDGED: dict[str, tuple[int, str, dict[str, str] | None, Words]] = {
         None,
         Words(False, True),
     ),
+    "before jax ended it, in many lines": (
+        -signal.SIGABRT,
+        f"{OWN}E1129 13:49:28.89     546 coordination_service.cc:1520] Barrier failed:\nTimed out\n{JAX}",
+        None,
+        Words(traceback=True),
+    ),
     "before jax would have ended it": (-signal.SIGTERM, OWN + JAX, None, FAILED),
     "no traceback": (-signal.SIGTERM, "epoch 3\n", None, Words()),
 }
@@ -267,16 +278,28 @@ def test_judges_an_exit_by_output_and_record(status: int, text: str, record: Any
     assert words_of(status, text, record) == words
 
 
+BRIEFLY = (0.0, 0.1)
+
+
 @pytest.mark.parametrize("status", [-signal.SIGTERM, -signal.SIGKILL])
 def test_a_rank_that_printed_more_on_the_other_stream_has_handled_its_error(status: int) -> None:
-    assert words_of(status, OWN, went_on=True) == words_of(status, VICTIM, went_on=True) == Words()
-    assert words_of(status, MARKED, went_on=True) == FAILED
-    assert words_of(1, OWN, went_on=True) == FAILED
+    assert words_of(status, OWN, went_on=BRIEFLY) == words_of(status, VICTIM, went_on=BRIEFLY) == Words()
+    assert words_of(status, MARKED, went_on=BRIEFLY) == FAILED
+    assert words_of(1, OWN, went_on=BRIEFLY) == FAILED
+
+
+@pytest.mark.parametrize("words", [OWN, VICTIM, TIMEOUT])
+def test_a_rank_that_printed_more_long_after_an_error_has_handled_it(words: str) -> None:
+    for went_on in ((20.0, 0.0), (0.0, 20.0), (20.0, 20.0)):
+        assert words_of(5, f"{words}no data\n", went_on=went_on) == Words()
+    assert words_of(1, f"{words}wandb: Syncing\n", went_on=(20.0, 0.0)).traceback
+    assert words_of(1, f"{MARKED}no data\n", went_on=(20.0, 20.0)).traceback
+    assert words_of(1, f"{words}no data\n", went_on=(2.0, 2.0)).traceback
 
 
 def test_an_error_that_was_handled_explains_no_abort() -> None:
     waited = words_of(-signal.SIGABRT, WATCHDOG)
-    assert words_of(-signal.SIGABRT, OWN + WATCHDOG, went_on=True) == waited
+    assert words_of(-signal.SIGABRT, OWN + WATCHDOG, went_on=BRIEFLY) == waited
 
 
 def test_shows_an_error_of_nccl_in_one_line() -> None:
