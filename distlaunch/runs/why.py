@@ -202,6 +202,7 @@ class Explanation(Frozen):
     def lines(self) -> list[str]:
         """Return the explanation in at most MAX_LINES lines."""
         when = f" [{clock(self.at)}]" if self.at else ""
+        latest = f" (the last 2 of {len(self.restarts)})" if len(self.restarts) > 2 else ""
         parts = [
             [_headline(self.run)],
             [f"{self.lead}: {self.cause}{when}"] if self.cause else [],
@@ -209,7 +210,7 @@ class Explanation(Frozen):
             [f"evidence: {sign}" for sign in self.signs[-1:]],
             [f"waiting: {line}" for line in self.waiting[:2]],
             [f"then: {'; '.join(self.then)}"] if self.then else [],
-            [f"before: {'; '.join(self.restarts[-2:])}"] if self.restarts else [],
+            [f"before{latest}: {'; '.join(self.restarts[-2:])}"] if self.restarts else [],
             self.uncollected[:2],
             [self._change_line()] if self.other and self.cause and not self.chosen else [],
             [f"code: {self.code}; `distlaunch checkout` writes it to a directory"] if self.code else [],

@@ -324,16 +324,20 @@ def test_why_has_the_error_of_a_torchrun_run_whose_output_was_not_kept(tmp_path:
 
 AFTER_A_RESTART = """
     import os, time
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] != os.environ["TORCHELASTIC_MAX_RESTARTS"]:
         raise SystemExit(7)
     print("again", flush=True)
     time.sleep(1000)
 """
 
 
-def test_why_tells_a_restart_of_an_active_run_as_the_past(tmp_path: Path) -> None:
-    with running(write_job(tmp_path, AFTER_A_RESTART, "gpus_per_node: 0\nrestarts: 1\n")) as run:
+@pytest.mark.parametrize(
+    ("most", "words"), [(1, "before: attempt 0: "), (3, "before (the last 2 of 3): attempt 1: ")]
+)
+def test_why_tells_restarts_of_an_active_run_as_the_past(most: int, words: str, tmp_path: Path) -> None:
+    job = f"gpus_per_node: 0\nrestarts: {{max: {most}, backoff: 0s, repeat: true}}\n"
+    with running(write_job(tmp_path, AFTER_A_RESTART, job)) as run:
         run.wait_for("again")
         text = distlaunch("why", cwd=tmp_path, status=0).stdout
     assert "root cause" not in text
-    assert "before: attempt 0: rank 0 (node0) failed" in text
+    assert f"\n{words}rank 0 (node0) failed" in text
