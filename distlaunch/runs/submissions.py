@@ -115,7 +115,7 @@ def submissions() -> dict[Ticket, Submission]:
     """Return all known submissions: from `submit`, and from listed runs."""
     found = {}
     for run in run_list.listed().values():
-        if run.queued and run.queued not in found:
+        if run.queued:
             scheduler, job = run.queued
             found[run.queued] = Submission(job, "", os.path.dirname(run.directory), 0.0, scheduler=scheduler)
     fields = Submission._fields
@@ -293,12 +293,15 @@ def _has_run(each: Submission) -> bool:
 
 
 def _directories(each: Submission) -> list[str]:
-    """Return the directories of a job's runs, the latest last. A user's own script may start several runs."""
-    starts = run_list.starts_in(each.starts)
-    if starts:
-        return [os.path.join(each.directory, start.run) for start in starts]
+    """Return the directories of a job's runs, the latest last.
+
+    A user's own script may start several runs, also of job files in different directories. Each of these has
+    its own list of starts.
+    """
     ticket = Ticket(each.scheduler, each.id)
-    return [run.directory for run in run_list.listed().values() if run.queued == ticket]
+    known = {name: run.directory for name, run in run_list.listed().items() if run.queued == ticket}
+    known |= {start.run: os.path.join(each.directory, start.run) for start in run_list.starts_in(each.starts)}
+    return [known[name] for name in sorted(known, key=when)]
 
 
 def _read(each: Submission, directories: Sequence[str]) -> Iterator[Run]:

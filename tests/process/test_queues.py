@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -47,6 +48,7 @@ from tests.harness import (
     kill,
     on_a_terminal,
     program,
+    wait_until,
     write_job,
 )
 from tests.process import stand_in_queue
@@ -384,6 +386,25 @@ def test_stops_a_slurm_task_that_can_never_start(tmp_path: Path, monkeypatch: py
     assert "PENDING" in (shown := distlaunch("ps").stdout)
     assert "Satisfied: its dependency can't be met anymore; `distlaunch stop` cancels it" in shown
     assert "Slurm job 74: cancelled\n" in distlaunch("stop", "73_1", status=0).stderr
+
+
+@pytest.mark.parametrize("queue", ["pbs"], indirect=True)
+def test_all_runs_of_ones_own_script_count_although_their_job_files_have_different_directories(
+    queue: Queue,
+) -> None:
+    script = [f"#PBS -o {queue.directory}"]
+    for name, status in (("first", 3), ("last", 0)):
+        (place := queue.directory / name).mkdir()
+        job = write_job(place, f"print('the {name} run')\nraise SystemExit({status})", TWO)
+        script.append(shlex.join(distlaunch_argv("run", str(job))))
+    (path := queue.directory / "own.sh").write_text("\n".join(script))
+    queue.tool("qsub", str(path))
+    wait_until(lambda: bool(rows("--all")), lambda: "no run begins")
+    done = distlaunch("wait", queue.id)
+    assert done.returncode == 0, done.stderr
+    logs = distlaunch("logs", queue.id, status=0).stdout
+    assert [logs.count(f"the {name} run") for name in ("first", "last")] == [2, 2]
+    assert distlaunch("why", queue.id).stdout.split(":")[0] == rows("--all")[0]["run"]
 
 
 @pytest.mark.parametrize("queue", ["pbs"], indirect=True)
