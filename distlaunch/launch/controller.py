@@ -35,7 +35,7 @@ from distlaunch.supervisor.restarting import early_exception, repetition_words
 from distlaunch.supervisor.state import Phase, State
 from distlaunch.supervisor.status import document_of
 from distlaunch.supervisor.step import begin, step
-from distlaunch.supervisor.stopping import collect_of
+from distlaunch.supervisor.stopping import collect_of, without_files
 from distlaunch.supervisor.summary import Summary
 from distlaunch.transports.failure import Kind, LinkFailure
 
@@ -437,6 +437,8 @@ def supervise(start: Start, shown: Shown, observers: Iterable[Observer] = ()) ->
     if controller.files:
         wanted = state.members if state.interrupts < 2 else ()
         expected = {node: state.label(node) for node in wanted if collect_of(state, node)}
+        for node, why in without_files(state).items():
+            controller.files.take(node, state.label(node), messages.FilesEnd(node, (("all files", why),), 0))
         collected, lines = controller.files.close(expected)
         summary = summary._replace(collected=collected, collecting=lines)
     seeing.tell(Observer.ended, summary)

@@ -144,6 +144,16 @@ def collect_of(state: State, node: int) -> Collect | None:
     return Collect(collect.paths, workdir, collect.limit, spec.logs.directory)
 
 
+def without_files(state: State) -> dict[int, str]:
+    """Return the nodes that `collect.from` lists but that aren't in the last attempt, with reasons."""
+    hosts, began = state.spec.collect.nodes, state.started_at is not None or state.restarts
+    if not isinstance(hosts, tuple) or not began or state.interrupts > 1:
+        return {}
+    others = (i for i in range(len(state.nodes)) if state.label(i) in hosts and i not in state.members)
+    idle = "the node took no part in the last attempt"
+    return {i: "the node was lost" if is_missing(state.nodes[i]) else idle for i in others}
+
+
 def on_swept(event: Swept, state: State, now: float) -> Step:
     """Record that a node is clean: nothing from the attempt is left on it."""
     node = state.nodes[event.node]

@@ -6,18 +6,19 @@ import signal
 import stat
 import time
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
 from distlaunch.agent.messages import FileBegins
 from distlaunch.job.spec import Collect
 from distlaunch.launch import collecting
-from tests.cluster.hosts import Site
+from tests.cluster.hosts import Site, parent_of
 from tests.cluster.test_sync import desk_of
 from tests.faults.agents import Lie, python_that_lies
 from tests.faults.disks import freezable_disk, frozen, small_disk
 from tests.faults.memory import Meter, bare_mib
-from tests.harness import PRESS_S, distlaunch, kill, open_gate, running, wait_until, write_job
+from tests.harness import PRESS_S, distlaunch, kill, open_gate, program, running, wait_until, write_job
 
 WRITES = """
 import os, pathlib
@@ -104,6 +105,35 @@ def test_a_quiet_run_says_only_what_it_could_not_collect(tmp_path: Path) -> None
     job = write_job(tmp_path, "open('first', 'w')", "gpus_per_node: 0\ncollect: [first, second]\n")
     done = distlaunch("run", "--quiet", str(job), status=0)
     assert done.stderr == "distlaunch: not collected from node0: second (matches nothing)\n"
+
+
+@pytest.mark.parametrize("others", ["spares: [c]", "min_nodes: 1"])
+def test_names_a_lost_node_that_the_run_ended_well_without(others: str, tmp_path: Path) -> None:
+    for host in "abc":
+        program(tmp_path / f"reach-{host}", 'exec "$@"')
+    script = """
+        import os, signal
+        print("ready", os.environ["RANK"], os.getpid(), flush=True)
+        os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and signal.pause()
+    """
+    keys = f"""
+        gpus_per_node: 0
+        nodes: [a, b]
+        master_addr: 192.0.2.1
+        launcher: {{command: ['{tmp_path}/reach-{{host}}']}}
+        restarts: {{max: 1}}
+        {others}
+        timeouts: {{rejoin: 1s, stop: 100ms}}
+        collect: {{paths: ['*.pt'], from: [b]}}
+    """
+    with running(write_job(tmp_path, script, dedent(keys))) as going:
+        pids = going.wait_ready(2)
+        (tmp_path / "reach-b").unlink()
+        kill(parent_of(parent_of(pids[1])))
+        assert going.wait() == 0, going.stderr
+        directory = str(going.run_directory())
+    told = "not collected from b: all files (the node was lost)\n"
+    assert told in going.stderr and told in distlaunch("why", directory, status=0).stdout
 
 
 def test_ctrl_c_twice_ends_the_collection_at_once(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from distlaunch.supervisor.events import AgentUp, Event, LinkEnded, NodeArrived,
 from distlaunch.supervisor.nodes import Lost, Unusable, Up, may_be_occupied, phase_word, unfit_words
 from distlaunch.supervisor.state import Phase, Timer, Why
 from distlaunch.supervisor.step import step
+from distlaunch.supervisor.stopping import without_files
 from distlaunch.supervisor.summary import Summary
 from distlaunch.transports.failure import Kind, LinkFailure
 from distlaunch.transports.transport import Joined
@@ -910,6 +911,15 @@ def test_a_spare_replaces_a_lost_node() -> None:
     assert texts(actions)[1:] == ["continuing with 2 of 2 nodes: a, c"]
     assert job.state.plan is not None
     assert [part.first_rank for part in job.state.plan.nodes] == [0, 2]
+
+
+@pytest.mark.parametrize(("host", "why"), [("b", "was lost"), ("c", "took no part in the last attempt")])
+def test_a_listed_node_that_is_not_in_the_last_attempt_sends_no_files(host: str, why: str) -> None:
+    job = Job(text_of("[a, b]", "spares: [c]", f"collect: {{paths: [x], from: [{host}]}}")).to_running()
+    if host == "b":
+        job.lose(1, clean=True)
+    job.fail()
+    assert without_files(job.state) == {"abc".index(host): f"the node {why}"}
 
 
 def test_waits_for_a_late_spare_before_continuing_with_fewer_nodes() -> None:
