@@ -28,7 +28,7 @@ import stat
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from functools import lru_cache
 
@@ -73,6 +73,11 @@ class TreeError(Exception):
 def _same_name(path: str) -> TreeError:
     """Return the error about names that are the same on this node, perhaps because only case differs."""
     return TreeError("this node's file system can't tell %s from another name in the code; rename one" % path)
+
+
+def _changed(path: str) -> TreeError:
+    """Return the error about a file in a tree that differs from its entry, or is in the way of one."""
+    return TreeError("%s was changed during the run; ranks and setup must write to other files" % path)
 
 
 class Entry(Frozen):
@@ -288,34 +293,31 @@ class Store:
                 note.truncate()
 
     def lay_out(self, entries: list[Entry]) -> Iterator[float | list[int]]:
-        """Create the run's tree in steps, or verify an existing one.
+        """Create the run's tree in steps, or verify and complete an existing one.
 
+        After an attempt, agents that lost their connection leave only what the ranks have written to it.
         Each step yields the indices of contents that the store needs before the next step, or 0 if none.
         """
         final = self.tree_of(self._run)
-        if os.path.isdir(final):
-            yield from self._prove(entries, final)
-        else:
+        while (lacking := (yield from self._lacking(entries, final))) or not os.path.isdir(final):
             new = self.unfinished()
             try:
-                yield from self._make(entries, new)
-                os.rename(new, final)
-            except BaseException as error:
+                yield from self._make(entries, lacking, new)
+                if _is_moved(new, final):
+                    break
+                yield from _merge(new, final)
+            finally:
                 remove_tree(new)
-                if not isinstance(error, OSError) or error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                    raise
-                yield from self._prove(entries, final)  # another agent was faster, if there are no locks
         lock(self._note, fcntl.LOCK_SH)
 
-    def _make(self, entries: list[Entry], new: str) -> Iterator[float | list[int]]:
-        """Create the tree in the directory `new`, in steps like those of `lay_out`.
+    def _make(self, entries: list[Entry], todo: list[int], new: str) -> Iterator[float | list[int]]:
+        """Create the entries `todo` (indices) in the directory `new`, in steps like those of `lay_out`.
 
         Wrong contents are removed from the store. These and missing ones are requested until every file is
         correct.
         """
         os.mkdir(new, 0o700)
         made: set[str] = set()
-        todo: Iterable[int] = range(len(entries))
         while todo:
             wrong: dict[str, list[int]] = {}
             for index in todo:
@@ -353,15 +355,17 @@ class Store:
             os.chmod(path, 0o500 if entry.kind == PROGRAM else 0o400)
         return True
 
-    def _prove(self, entries: list[Entry], directory: str) -> Iterator[float]:
-        """Raise `TreeError` if a file of an existing tree differs from its entry."""
-        for entry in entries:
+    def _lacking(self, entries: list[Entry], directory: str) -> Generator[float, None, list[int]]:
+        """Return the indices of files that a tree lacks. Raises `TreeError` if one differs from its entry."""
+        lacking = []
+        for index, entry in enumerate(entries):
             path = os.path.join(directory, entry.path)
-            if not is_as_listed(path, entry):
-                raise TreeError(
-                    "%s was changed during the run; ranks and setup must write to other files" % path
-                )
+            if not os.path.lexists(path):
+                lacking.append(index)
+            elif not is_as_listed(path, entry):
+                raise _changed(path)
             yield 0.0
+        return lacking
 
     def release(self) -> str:
         """Remove the run's tree and unused files. Return the tree's path if files are left in it, or ""."""
@@ -565,6 +569,31 @@ def _make_parents(directory: str, path: str, made: set[str]) -> None:
         except FileExistsError:
             raise _same_name(parent) from None
         made.add(parent)
+
+
+def _is_moved(new: str, final: str) -> bool:
+    """Move a directory, and return True; False if one with files is there. Raises `TreeError` or OSError."""
+    try:
+        os.rename(new, final)
+    except NotADirectoryError:
+        raise _changed(final) from None
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        return False
+    return True
+
+
+def _merge(new: str, final: str) -> Iterator[float]:
+    """Move the contents of one directory into another, except for files that it already has, in steps."""
+    for name in os.listdir(new):
+        source, target = "%s/%s" % (new, name), "%s/%s" % (final, name)
+        if os.path.isdir(source) and not os.path.islink(source):
+            if not _is_moved(source, target):
+                yield from _merge(source, target)
+        elif not os.path.lexists(target):
+            os.rename(source, target)
+        yield 0.0
 
 
 def _noted(manifest: bytes) -> list[Entry]:

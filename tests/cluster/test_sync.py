@@ -243,6 +243,20 @@ def test_a_node_that_comes_in_a_restart_gets_the_code(desk: Desk, spare: bool) -
     desk.check_clean()
 
 
+def test_a_node_that_returns_gets_the_code_beside_what_its_ranks_wrote(desk: Desk) -> None:
+    own = "import pathlib; mine = pathlib.Path('mine.txt')\n"
+    own += "print('found', mine.exists() and mine.read_text()); mine.unlink(missing_ok=True)\n"
+    waits = WAITS.replace("    print(", "    open('mine.txt', 'w').write(os.environ['RANK'])\n    print(", 1)
+    (desk.repository / "train.py").write_text(waits.replace(SHOWS, own + SHOWS))
+    with running(desk.job(restarts={"max": 1}, timeouts={"stop": "2s", "lease": "3s"}), env=desk.env) as run:
+        ready = run.wait_ready(3)
+        kill(parent_of(parent_of(ready[1])))  # the guardian, so that the agent leaves
+        assert run.wait() == 0, run.stderr
+    assert sorted(row for row in rows(run) if "found" in row) == [f"found {rank}" for rank in range(3)]
+    assert run.stdout.count(desk.expected()) == 3
+    desk.check_clean()
+
+
 def test_two_jobs_at_once_have_each_their_own_code(desk: Desk) -> None:
     other = desk._replace(repository=desk.site.directory / "other")
     shutil.copytree(desk.repository, other.repository)

@@ -357,15 +357,15 @@ def put(path: Path, data: bytes | str | None) -> None:
 Left = dict[str, bytes | str | None]
 
 
-@pytest.mark.parametrize(
-    ("change", "left"),
+WRITTEN = pytest.mark.parametrize(
+    ("change", "left", "refused"),
     [
-        ({"lib/out.txt": b"result"}, {"lib/out.txt": b"result"}),
-        ({"train.py": OTHER}, {"train.py": OTHER}),
-        (None, {"train.py": OTHER, "again.py": OTHER}),
-        ({"lib/link": "model.py"}, {"lib/link": "model.py"}),
-        ({"lib": "../../../outside"}, {"lib": "../../../outside"}),
-        ({"out/empty": None, "lib/__pycache__/model.cpython-311.pyc": b""}, {}),
+        ({"lib/out.txt": b"result"}, {"lib/out.txt": b"result"}, None),
+        ({"train.py": OTHER}, {"train.py": OTHER}, "train.py"),
+        (None, {"train.py": OTHER, "again.py": OTHER}, "train.py"),
+        ({"lib/link": "model.py"}, {"lib/link": "model.py"}, "lib/link"),
+        ({"lib": "../../../outside"}, {"lib": "../../../outside"}, "lib"),
+        ({"out/empty": None, "lib/__pycache__/model.cpython-311.pyc": b""}, {}, None),
     ],
     ids=[
         "writes",
@@ -376,19 +376,53 @@ Left = dict[str, bytes | str | None]
         "makes directories",
     ],
 )
-def test_what_a_run_has_written_stays(tmp_path: Path, change: Left | None, left: Left) -> None:
-    put(tmp_path / "outside/model.py", OTHER)  # as in the tree
-    store = filled(tmp_path / "base", hold="run")
-    directory = made(store)
+
+
+def wrote(directory: Path, change: Left | None) -> None:
+    """Do to a tree what a run does."""
     for path, data in (change or {}).items():
         put(directory / path, data)
     if change is None:  # in place
         _damage(directory / "train.py", OTHER)
+
+
+@WRITTEN
+def test_what_a_run_has_written_stays(
+    tmp_path: Path, change: Left | None, left: Left, refused: str | None
+) -> None:
+    put(tmp_path / "outside/model.py", OTHER)  # as in the tree
+    store = filled(tmp_path / "base", hold="run")
+    directory = made(store)
+    wrote(directory, change)
     assert store.release() == (str(directory) if left else "")
     found = {path: data for path, (mode, data) in everything(directory).items() if mode & 0o170000 != 0o40000}
     assert found == left
     assert (tmp_path / "outside/model.py").read_bytes() == OTHER
     assert [*(tmp_path / "base/runs").glob("*.tree")] == []
+
+
+@WRITTEN
+def test_the_next_attempt_gets_the_files_again_beside_what_the_last_one_has_written(
+    tmp_path: Path, change: Left | None, left: Left, refused: str | None
+) -> None:
+    (tmp_path / "outside").mkdir()
+    store = filled(tmp_path / "base", hold="run")
+    directory = made(store)
+    files = everything(directory)
+    wrote(directory, change)
+    store.release()
+    written = everything(directory)
+    _damage(Path(store.path_of(ENTRIES[0])), None)
+    steps = held(Store(str(tmp_path / "base")), "run").lay_out(ENTRIES)
+    why = f"runs/run/{refused} was changed during the run"
+    with pytest.raises(TreeError, match=why) if refused else contextlib.nullcontext():
+        for step in steps:
+            if step:
+                assert step == [0], "the store lacks only this"
+                store.put(CONTENT)
+    found = everything(directory)
+    assert found == (found if refused else files) | written
+    assert not [*(tmp_path / "outside").iterdir()] and not unfinished(store)
 
 
 def test_what_killed_agents_left_is_removed_by_the_next_run(tmp_path: Path) -> None:
