@@ -297,10 +297,11 @@ class Summary(Frozen):
             return "not started" if end is WorkerPhase.PLANNED else worker.phase_word
         if end.status == 0:
             return "stopped by distlaunch, exit status 0" if end.stopped else "finished"
-        if self._same_traceback(worker.rank):
+        was_going = end.stopped and end.status < 0  # whatever errors it had printed
+        if not was_going and self._same_traceback(worker.rank):
             return "also failed, with the same traceback"
         lost_peer = lost_peer_words(end.peer_gone, end.timed_out)
-        if lost_peer and not (end.stopped and end.status < 0):  # a rank may print such errors and go on
+        if lost_peer and not was_going:
             return f"also failed, {lost_peer}"
         return self._own_end(worker.rank, end)
 

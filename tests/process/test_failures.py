@@ -175,6 +175,19 @@ def test_names_the_origin_of_a_failure_although_errors_go_to_stdout(tmp_path: Pa
     assert "ValueError: mine\n" in done.stderr
 
 
+def test_a_rank_that_was_stopped_has_not_failed_although_it_has_handled_the_same_error(tmp_path: Path) -> None:
+    worker = f"""{HANDLED}
+        if os.environ["RANK"] == "1":
+            open("printed", "w").close()
+            signal.pause()
+        while not os.path.exists("printed"):
+            time.sleep(0.02)
+        os._exit(3)
+    """
+    done = distlaunch("run", str(write_job(tmp_path, worker, TWO)), status=3)
+    assert "rank 1: stopped by distlaunch\n" in done.stderr
+
+
 def test_a_reason_on_stderr_counts_after_an_error_on_stdout(tmp_path: Path) -> None:
     """That error was the same in all attempts, but the reasons differ."""
     worker = f"""
