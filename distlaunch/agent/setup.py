@@ -40,7 +40,9 @@ REMOVE_S = 2.0
 """Maximum seconds for removing an unfinished environment, which keeps the agent from doing anything else."""
 MAX_PRINTED = 4096
 """Characters of output to keep for that report."""
-_INCLUDED = re.compile(rb"(?:^|\s)(?:-[rc]|--requirement|--constraint)[ \t=]*[\"']?([^\s\"'#]+)")
+_INCLUDED = re.compile(
+    rb"(?:^|\s)(?:-[rc]|--requirement|--constraint)[ \t=]*(\"[^\"\n]+\"|'[^'\n]+'|(?:\\[^\n]|[^\s\"'#])+)"
+)
 """Finds the files that a list of packages for pip includes, also in a section of environment.yml."""
 _ENDED = b"\0"
 """What the child prints last, unless it is killed."""
@@ -62,11 +64,15 @@ print(json.dumps(facts))
 """
 
 
-def read_lists(workdir: str, names: Iterable[str]) -> dict[str, bytes]:
+def read_lists(workdir: str, names: Iterable[str], env: Mapping[str, str]) -> dict[str, bytes]:
     """Return the contents of those `names` that are files in `workdir`, and of all files that they include.
 
-    Raises OSError.
+    Their names may contain variables of `env`. Raises OSError.
     """
+
+    def value(found: re.Match[str]) -> str:
+        return env.get(found[1], found[0])
+
     found: dict[str, bytes] = {}
     left = list(names)
     while left:
@@ -75,8 +81,10 @@ def read_lists(workdir: str, names: Iterable[str]) -> dict[str, bytes]:
         if name not in found and os.path.isfile(path):
             with open(path, "rb") as file:
                 found[name] = file.read()
-            included = map(os.fsdecode, _INCLUDED.findall(found[name]))
-            left += [os.path.join(os.path.dirname(name), each) for each in included]
+            words = map(os.fsdecode, _INCLUDED.findall(found[name]))
+            included = (word[1:-1] if word[0] in "\"'" else re.sub(r"\\(.)", r"\1", word) for word in words)
+            names_of = (re.sub(r"\$\{(\w+)\}", value, each) for each in included)
+            left += [os.path.join(os.path.dirname(name), each) for each in names_of]
     return found
 
 
@@ -84,10 +92,11 @@ def key_of(what: Iterable[str], python: str, env: Mapping[str, str], lists: Iter
     """Return a digest of everything that determines which packages are installed, and for which interpreter.
 
     `env` contains variables for the installer, of which only some count: those of package managers, and those
-    whose names occur in `what`. `lists` are the contents of files that name packages.
+    whose names occur in `what`, or as ${NAME} in `lists`, the contents of files that name packages.
     """
-    words = " ".join(what)
-    used = [name for name in env if name.startswith(("PIP_", "UV_", "CONDA_")) or name in words]
+    words, lists = " ".join(what), [*lists]
+    mentions = words + "".join(name.decode() for name in re.findall(rb"\$\{\w+\}", b" ".join(lists)))
+    used = [name for name in env if name.startswith(("PIP_", "UV_", "CONDA_")) or name in mentions]
     parts = [
         words,
         python,
@@ -110,7 +119,7 @@ class Environment:
         self._env = {**os.environ, **setup.env}
         self._directory = os.path.join(os.path.expanduser(base), ENVIRONMENTS)
         packages = setup.files if setup.kind == "controller" else ()  # their names contain their digests
-        self._lists = read_lists(setup.workdir, () if packages else setup.files)
+        self._lists = read_lists(setup.workdir, () if packages else setup.files, self._env)
         found = shutil.which(python or sys.executable, path=self._env.get("PATH"))
         real = os.path.realpath(found) if found else python  # such as 3.12, for uv
         key = key_of((setup.kind, setup.run, *packages), real, setup.env, self._lists.values())

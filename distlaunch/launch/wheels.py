@@ -43,7 +43,7 @@ def wheels_of(source: str, python: str | None, env: Mapping[str, str]) -> list[s
         )
     env = {**os.environ, **env}
     workdir, name = os.path.split(source)
-    key = key_of((), os.path.realpath(path), env, read_lists(workdir, [name]).values())
+    key = key_of((), os.path.realpath(path), env, read_lists(workdir, [name], env).values())
     base = os.path.join(os.path.expanduser(DEFAULT_BASE), "wheels")
     os.makedirs(base, 0o700, exist_ok=True)
     ready = os.path.join(base, key)
@@ -97,7 +97,7 @@ def _fill(directory: str, python: str, source: str, env: Mapping[str, str]) -> N
         )
     else:
         wanted, options = name, []
-    for path in map(os.fsdecode, _DIRECTORY.findall(b"\n".join(read_lists(workdir, [wanted]).values()))):
+    for path in map(os.fsdecode, _DIRECTORY.findall(b"\n".join(read_lists(workdir, [wanted], env).values()))):
         if os.path.isdir(os.path.join(workdir, path)):
             what = (
                 f"can't get packages for the nodes: {name} contains {path}, whose code may change; remove it"

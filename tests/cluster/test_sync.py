@@ -17,7 +17,17 @@ import pytest
 
 from tests.cluster.hosts import Site, parent_of
 from tests.cluster.test_check import mounted
-from tests.harness import Done, completed, distlaunch, distlaunch_argv, kill, on_time, running, wait_until
+from tests.harness import (
+    Done,
+    Run,
+    completed,
+    distlaunch,
+    distlaunch_argv,
+    kill,
+    on_time,
+    running,
+    wait_until,
+)
 
 SHOWS = """
 import hashlib, os, pathlib
@@ -116,7 +126,7 @@ def desk_of(site: Site, places: Mapping[str, Path] | None = None) -> Desk:
     return Desk(site, repository, homes, here)
 
 
-def rows(done: Done) -> list[str]:
+def rows(done: Done | Run) -> list[str]:
     """What the ranks printed, without their tags."""
     return sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
 

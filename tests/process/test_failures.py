@@ -175,7 +175,9 @@ def test_names_the_origin_of_a_failure_although_errors_go_to_stdout(tmp_path: Pa
     assert "ValueError: mine\n" in done.stderr
 
 
-def test_a_rank_that_was_stopped_has_not_failed_although_it_has_handled_the_same_error(tmp_path: Path) -> None:
+def test_a_rank_that_was_stopped_has_not_failed_although_it_has_handled_the_same_error(
+    tmp_path: Path,
+) -> None:
     worker = f"""{HANDLED}
         if os.environ["RANK"] == "1":
             open("printed", "w").close()

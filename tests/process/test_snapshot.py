@@ -23,7 +23,7 @@ import pytest
 from distlaunch.agent import tree
 from distlaunch.agent.messages import Setup
 from distlaunch.agent.poller import Poller
-from distlaunch.agent.setup import Environment, key_of
+from distlaunch.agent.setup import Environment, key_of, read_lists
 from distlaunch.agent.tree import LINK, PROGRAM, Entry, digest_of, manifest_text
 from distlaunch.cli.job_file import load_job
 from distlaunch.errors import DistlaunchError
@@ -807,6 +807,23 @@ def test_an_environment_is_built_again_if_a_variable_changes_that_its_command_me
     run = ("run", "make CUDA=$CUDA")
     assert key_of(run, "/py", {"CUDA": "11"}, ()) != key_of(run, "/py", {"CUDA": "12"}, ())
     assert key_of(run, "/py", {"LR": "1"}, ()) == key_of(run, "/py", {"LR": "2"}, ())
+    keys = {key_of((), "/py", {"LR": number}, [b"tiny==${LR}"]) for number in "12"}
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("-c 'a b.txt'", "a b.txt"),
+        ("-c a\\ b.txt", "a b.txt"),
+        ("-r ${WHERE}/c.txt", "sub/c.txt"),
+        ("--requirement=sub/c.txt # all", "sub/c.txt"),
+    ],
+)
+def test_finds_the_files_that_a_list_of_packages_includes(line: str, name: str, tmp_path: Path) -> None:
+    write(tmp_path, {"requirements.txt": f"{line}\n", name: "tiny"})
+    found = read_lists(str(tmp_path), ["requirements.txt"], {"WHERE": "sub"})
+    assert found == {"requirements.txt": f"{line}\n".encode(), name: b"tiny"}
 
 
 def test_an_environment_whose_torch_can_not_be_imported_is_an_error(
