@@ -241,7 +241,8 @@ class Controller:
             self._tell(Observer.started, self.state, now)
         if self.state.phase is Phase.STOPPING:
             self._note_ending()
-        ends_badly = self.state.cause or self.state.warned  # another success may yet be doubted
+        cause = self.state.cause  # without one, another success may yet be doubted
+        ends_badly = not cause.later if cause else self.state.warned
         if self.state.scheduler_ends and ends_badly and not self._requeueing:
             self._decide_on_requeue()
 
@@ -510,17 +511,21 @@ def _requeue(
 ) -> DistlaunchError | None:
     """Requeue the job, or tell why not. Return an error of the scheduler, if it may answer later.
 
-    The requeue is counted only once per run, in the list of starts at `path`.
+    The requeue is counted only once per run, in the list of starts at `path`, or not at all in a grace period
+    before a preemption. At its end, Slurm would requeue the job itself, but not if the job ends earlier.
     """
     from distlaunch.schedulers import queue  # imported already, by that scheduler
 
     allocation = state.spec.allocation
     assert allocation is not None
-    own = {"requeue": True, "raised": early_exception(state), "by": state.run_id}
+    preempted = state.cause is not None and state.cause.later
+    # The batch script doesn't count lines that begin with another key.
+    own = {"preempted": True} if preempted else dict[str, Any]()
+    own |= {"requeue": True, "raised": early_exception(state), "by": state.run_id}
     lines = [*lines_of(path)]
-    earlier = [line for line in lines if "requeue" in line and line != own]
+    earlier = [line for line in lines if "requeue" in line and "preempted" not in line and line != own]
     try:
-        why = _why_not_again(state, earlier) or _end_of_job(state.spec)
+        why = ("" if preempted else _why_not_again(state, earlier)) or _end_of_job(state.spec)
         if not why and _told_to_stop(interrupts):  # while scontrol was waiting for its answer
             why = "received a signal"
         if not why and own not in lines:
@@ -530,7 +535,9 @@ def _requeue(
             elif is_stopped(path):  # by a `stop` that can't have seen the line
                 why = "it was cancelled"
             else:
-                tell(f"requeueing {allocation.name}, {len(earlier) + 1} of {state.spec.restarts.requeue}")
+                count = f", {len(earlier) + 1} of {state.spec.restarts.requeue}"
+                uncounted = "; preemption doesn't count toward restarts.requeue"
+                tell(f"requeueing {allocation.name}{uncounted if preempted else count}")
         if why:
             tell(f"not requeueing {allocation.name}: {why}")
         else:

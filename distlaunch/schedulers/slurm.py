@@ -321,9 +321,9 @@ class Slurm(base.Scheduler):
             return AllocationReported(None)
         if int(fields.get("Restarts", "0")) > starts:
             return AllocationReported(True, _WHYS["REQUEUED"], final=True)
-        if state in _HELD:  # if it is being preempted, with a grace period, its end is not certain yet
+        if state in _HELD:
             preempted = _time(fields.get("PreemptTime", "")) is not None
-            return AllocationReported(None if preempted else False, "", left_s)
+            return AllocationReported(False, _WHYS["PREEMPTED"] if preempted else "", left_s)
         why = _WHYS.get(state) or _why_completing(fields, end)
         return AllocationReported(True, why, left_s, final=why not in _MAY_GO_ON)
 

@@ -121,7 +121,8 @@ def on_allocation_reported(event: AllocationReported, state: State, now: float) 
     if asked is None:
         return state, ()
     state = state._replace(asked=None).without_timers(Timer.ASK)
-    if event.ends:
+    # A grace period begins with SIGTERM for the agents. Without a failure, there is still time for a warning.
+    if event.ends or (event.why and (asked.cause or state.phase is Phase.STOPPING)):
         return _ended_by_scheduler(state, event, asked, now)
     held = asked.cause if state.phase is Phase.RUNNING else None
     signum = held.agent_signum if held else None
@@ -163,15 +164,16 @@ def _all_were_stopped(state: State) -> bool:
 
 def _ended_by_scheduler(state: State, answer: AllocationReported, asked: Asked, now: float) -> Step:
     """End the job. If it is already ending, replace a root cause that the end of the allocation explains."""
-    cancelled = "cancelled" in answer.why
+    cancelled, later = "cancelled" in answer.why, not answer.ends
     text = f"{'' if cancelled else _lost_words(state)}{_allocation_name(state)} {answer.why}"
-    cause = Cause(text, STATUS, now, scheduled=True, cancelled=cancelled, final=answer.final)
+    cause = Cause(text, STATUS, now, scheduled=True, later=later, cancelled=cancelled, final=answer.final)
     if state.phase is not Phase.STOPPING:
         return state, (JobOver(cause, _signal(state)),)
     signalled = state.cause is None or state.cause.exit_status in _BY_SCHEDULER
     if asked.coincides or (signalled and not asked.ending):
         return state.with_cause(cause), (ShowMessage("error", cause.text),)
-    return state.overtaken(), (ShowMessage("error", f"{_allocation_name(state)} {answer.why}"),)
+    message = ShowMessage("error", f"{_allocation_name(state)} {answer.why}")
+    return state if later else state.overtaken(), (message,)
 
 
 def _lost_words(state: State) -> str:

@@ -43,7 +43,8 @@ class AllocationReported(Frozen):
     """The scheduler's answer about this allocation: whether it `ends` the job, why, and the seconds left.
 
     `ends` is None if the scheduler didn't answer. `why` completes a sentence that begins with
-    `Slurm job 17`. `final` is set if the job must not be requeued, or if the scheduler itself requeues it.
+    `Slurm job 17`. It is also set in a grace period, after which the scheduler will end the job. `final` is
+    set if the job must not be requeued, or if the scheduler itself requeues it.
     """
 
     ends: bool | None

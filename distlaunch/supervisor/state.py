@@ -94,12 +94,12 @@ class Cause(Frozen):
 
     If `exit` is set, the cause is the exit of `rank`, which the rank's last output may explain. If
     `peer_gone` is set, the rank merely lost its connection to another rank, and no other cause is known yet.
-    `cancelled` is set if the user stopped the job, and `scheduled` if the scheduler is ending the allocation.
-    If `inferred` is set, the root cause was inferred from the activity of the other ranks, or a rank on a
-    lost node may have failed earlier. If `final` is set, the job must not be requeued. `agent_signum` is the
-    signal that stopped the node's agent. `kind` is None for a cause that no restart can follow. `raised` is
-    the exception raised by `rank`, unless it may be temporary. `note` is the end of `text` if it explains why
-    no restart follows.
+    `cancelled` is set if the user stopped the job, and `scheduled` if the scheduler is ending the allocation,
+    with `later` if it does so only after a grace period. If `inferred` is set, the root cause was inferred
+    from the activity of the other ranks, or a rank on a lost node may have failed earlier. If `final` is set,
+    the job must not be requeued. `agent_signum` is the signal that stopped the node's agent. `kind` is None
+    for a cause that no restart can follow. `raised` is the exception raised by `rank`, unless it may be
+    temporary. `note` is the end of `text` if it explains why no restart follows.
     """
 
     text: str
@@ -110,6 +110,7 @@ class Cause(Frozen):
     peer_gone: bool = False
     cancelled: bool = False
     scheduled: bool = False
+    later: bool = False
     final: bool = False
     agent_signum: int | None = None
     exit: bool = False

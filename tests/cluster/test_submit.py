@@ -573,15 +573,26 @@ def test_slurms_warning_reaches_each_rank_once_and_with_the_deadline(queue: Queu
         assert len(re.findall(rf"got SIG{name}, deadline \d{{10}}\n", told)) == told.count("got ") == 3, told
 
 
-@pytest.mark.parametrize("by", ["the script's shell", "preemption", "the loss of a node"])
+@pytest.mark.parametrize(
+    "by", ["the script's shell", "preemption", "preemption after a grace period", "the loss of a node"]
+)
 def test_a_requeued_job_goes_on_from_its_snapshot(queue: Queue, slurm: Slurm, by: str) -> None:
     idle = slurm.processes()
     job = queue.submit(STEPS, "restarts: {requeue: 2}\nslurm: {exclusive: true}")
     queue.wait_for(job, "from step 0", times=3)
     if by == "the script's shell":
         kill(rows()[0]["controller"]["pid"])
-    elif by == "preemption":  # a job of a higher priority wants the nodes
-        slurm.tool("srun", "--partition=urgent", "--nodes=3", "--exclusive", "true")
+    elif by.startswith("preemption"):  # a job of a higher priority wants the nodes
+        grace_s = PATIENCE_S if "grace" in by else 0
+        slurm.tool("scontrol", "update", "PartitionName=main", f"GraceTime={grace_s:.0f}")
+        try:
+            slurm.tool("srun", "--partition=urgent", "--nodes=3", "--exclusive", "true")
+        finally:
+            slurm.tool("scontrol", "update", "PartitionName=main", "GraceTime=0")
+        if grace_s:  # the agents get SIGTERM at its beginning, and the ranks have time to exit
+            told = "was preempted", "ended after", f"requeueing Slurm job {job}; preemption doesn't count"
+            queue.wait_for(job, told[-1])
+            assert re.search(".*".join(told), queue.output(job), re.DOTALL), queue.output(job)
     else:
         node = ("scontrol", "update", "nodename=host3")
         steps = sorted(slurm.processes() - idle)
@@ -608,3 +619,5 @@ def test_a_requeued_job_goes_on_from_its_snapshot(queue: Queue, slurm: Slurm, by
     ]
     assert all(int(step) > 0 for _, step, count, _ in begun if count == "1")
     assert "Restarts=1" in slurm.tool("scontrol", "show", "job", job)
+    starts = (queue.directory / f"runs/slurm-{job}.jsonl").read_text()
+    assert starts.count('{"requeue"') == (by == "the script's shell")

@@ -600,6 +600,23 @@ def test_requeues_no_cancelled_job(shown: str, tmp_path: Path, monkeypatch: pyte
     assert (said, requeued) == ([told], shown in ("RUNNING", "TIMEOUT"))
 
 
+def test_a_preemption_with_a_grace_period_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path / "scontrol", f'echo "$*" >>{tmp_path}/asked\necho JobState=RUNNING')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    starts = tmp_path / "slurm-17.jsonl"
+    starts.write_text('{"preempted": true, "requeue": true}\n{"requeue": true}\n' * 2)
+    said = list[str]()
+    ask_for_another(failed(tmp_path, Cause("why", 143, 1.0, scheduled=True, later=True)), said.append)
+    assert said == ["requeueing Slurm job 17; preemption doesn't count toward restarts.requeue"]
+    assert "requeue 17" in (tmp_path / "asked").read_text()
+    assert len(re.findall('(?m)^{"requeue', starts.read_text())) == 2, "which the batch script counts"
+    starts.write_text(starts.read_text().partition("\n")[0] + "\n")
+    ask_for_another(failed(tmp_path, Cause("why", 1, 1.0)), said.append)
+    assert said[1:] == ["requeueing Slurm job 17, 1 of 2"]
+
+
 def test_requeues_no_job_whose_requeues_it_cannot_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

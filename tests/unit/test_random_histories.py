@@ -518,6 +518,10 @@ _fates: list[tuple[events.AllocationReported, ...]] = [
     (),
     (events.AllocationReported(False, "", 20.0), events.AllocationReported(None)),
     (events.AllocationReported(False), events.AllocationReported(True, "was cancelled")),
+    (
+        events.AllocationReported(False, "was preempted", 20.0),
+        events.AllocationReported(True, "was requeued"),
+    ),
     (events.AllocationReported(True, "was cancelled"),),
 ]
 """What the scheduler says whenever it is asked; none = there is no scheduler."""

@@ -160,6 +160,8 @@ def test_reads_a_jobs_fate_from_scontrol() -> None:
     assert job_fate(shown(EndTime="Unknown")) == AllocationReported(False)
     for none in ("UNLIMITED", "365-00:00:00"):
         assert scheduler.fate(0, shown(**times, TimeLimit=none), begin) == AllocationReported(False)
+    grace = {"PreemptTime": shown_time(begin), "EndTime": shown_time(begin + 10)}
+    assert scheduler.fate(0, shown(**grace), begin) == AllocationReported(False, "was preempted", 10)
     ending = {"JobState": "COMPLETING", **times}
     early = ending | {"EndTime": shown_time(begin + 60)}
     for changes, why in (
@@ -188,6 +190,8 @@ def test_reads_a_jobs_fate_from_scontrol() -> None:
 
 SLURM_JOB = Allocation("slurm", "Slurm", "17", (), answers=True)
 CONTINUES = AllocationReported(ends=False)
+PREEMPTS = AllocationReported(False, "was preempted", 118.4)
+"""As long as its grace period lasts."""
 CANCELS, REQUEUES = (AllocationReported(True, f"was {done}") for done in ("cancelled", "requeued"))
 
 
@@ -212,6 +216,7 @@ LOSSES = [
     (lost(1), CONTINUES, "b was lost: Connection reset by peer"),
     (lost(1), None, "b was lost: Connection reset by peer"),
     (lost(1), CANCELS, "Slurm job 17 was cancelled"),
+    (lost(1), PREEMPTS, "Slurm job 17 was preempted"),
     (SILENT, CANCELS, "Slurm job 17 was cancelled"),
     (SILENT, REQUEUES, "b was lost; Slurm job 17 was requeued"),
     (DOWN, REQUEUES, "b was lost; Slurm job 17 was requeued"),
@@ -273,6 +278,17 @@ def test_a_node_whose_agent_alone_was_stopped_is_lost() -> None:
     job.wait(0.5)
     told = "a was lost: its agent was stopped by signal 15 (SIGTERM)"
     assert (phase(job), cause(job)) == (Phase.RESTARTING, told)
+
+
+@pytest.mark.parametrize("first", [AgentLeaving(0, 15), Interrupted(15)])
+def test_a_signal_at_the_beginning_of_a_grace_period_is_a_preemption(first: Any) -> None:
+    """Slurm sends it to all steps. The batch script goes on, so that there is time for the ranks to exit."""
+    job = inside(SLURM_JOB)
+    assert asks(job.feed(first))
+    closing = job.feed(PREEMPTS)
+    told = "Slurm job 17 was preempted"
+    assert (phase(job), cause(job), job.state.outcome) == (Phase.STOPPING, told, 143)
+    assert {action.grace_s for action in closing.of(Close)} == {job.state.spec.limits.stop_s}
 
 
 @pytest.mark.parametrize(
@@ -437,11 +453,12 @@ def test_a_job_that_ends_with_a_killed_rank_waits_for_no_other_answer() -> None:
     assert (phase(job), job.state.asked) == (Phase.STOPPING, None)
 
 
-def test_gives_a_termination_warning_once_with_the_time_left() -> None:
+@pytest.mark.parametrize("answer", [AllocationReported(ends=False, left_s=118.4), PREEMPTS])
+def test_gives_a_termination_warning_once_with_the_time_left(answer: AllocationReported) -> None:
     job = inside(SLURM_JOB, "on_warning: USR1")
     assert asks(job.feed(WarningReceived(0, 10)))
     assert job.feed(WarningReceived(1, 10)) == []
-    given = job.feed(AllocationReported(ends=False, left_s=118.4))
+    given = job.feed(answer)
     assert given.of(WarnWorkers) == [WarnWorkers(node, 10, 118.4) for node in (0, 1)]
     assert texts(given) == ["Slurm job 17 ends in 118 s: sent SIGUSR1 to all ranks (on_warning)"]
     assert phase(job) is Phase.RUNNING
