@@ -174,7 +174,7 @@ class Setup(Frozen):
     `kind` is uv, conda, run or controller. `files` may list the packages, and need not exist; with
     controller, they are the packages. The build runs in `workdir`, to which `files` are relative. `workdir`
     may begin with ~. `python` is the interpreter; "" means any. `env` contains variables for the build. A
-    build fails after `limit_s` seconds.
+    build fails after `limit_s` seconds. `image` is that of the node's container; "" means none.
     """
 
     kind: str
@@ -184,6 +184,7 @@ class Setup(Frozen):
     python: str
     env: Dict[str, str]
     limit_s: float
+    image: str = ""
 
 
 class PlaceTree(Frozen):

@@ -122,7 +122,8 @@ class Environment:
         self._lists = read_lists(setup.workdir, () if packages else setup.files, self._env)
         found = shutil.which(python or sys.executable, path=self._env.get("PATH"))
         real = os.path.realpath(found) if found else python  # such as 3.12, for uv
-        key = key_of((setup.kind, setup.run, *packages), real, setup.env, self._lists.values())
+        what = (setup.kind, setup.run, *packages, *filter(None, [setup.image]))
+        key = key_of(what, real, setup.env, self._lists.values())
         version = "py%d.%d" % sys.version_info[:2]
         name = "-".join((key, version, sys.platform, platform.machine()))
         self.path = os.path.join(self._directory, name)

@@ -15,6 +15,7 @@ from distlaunch.agent.poller import make_room
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.here import runs_ranks
 from distlaunch.job.spec import JobSpec
+from distlaunch.job.text import path_in
 from distlaunch.launch import process
 from distlaunch.launch.link import Link
 from distlaunch.transports.container import BY_SRUN, Container, entry, in_step
@@ -89,12 +90,14 @@ def _open_container(spec: JobSpec, container: Container, index: int, named: str 
     """Open a container on the node, with the node's shell or with srun itself."""
     node = spec.pool[index]
     reach = Local(container.runtime) if isinstance(node.reach, Local) else node.reach
-    workdir = spec.program_of(node).workdir
+    store = path_in(spec.sync.base, "") if spec.sync.tree else ""
+    # Without a snapshot, as in `check`, the code is not in the store yet, and the node may not have it.
+    workdir = store if store and not spec.tree else spec.program_of(node).workdir
     opening = candidates_text([named] if named else ["python3", "python"])
     if container.runtime == BY_SRUN and isinstance(reach, SlurmStep):
-        step = in_step(reach, container, workdir, os.path.expanduser("~"))
+        step = in_step(reach, container, workdir, os.path.expanduser("~"), store)
         return _open(step, index, named, inside=(opening,))
-    return _open(reach, index, named, inside=(entry(container, workdir), opening))
+    return _open(reach, index, named, inside=(entry(container, workdir, store), opening))
 
 
 def _open(

@@ -33,7 +33,8 @@ def request(state: State, node: int) -> Send:
         packages = wanted.kind == "controller"  # in the tree's root
         workdir = f"{tree.base}/runs/{state.run_id}" if packages else program.workdir
         where = (workdir, program.python or "", program.fixed_env, state.spec.limits.setup_s)
-        setup = messages.Setup(wanted.kind, wanted.run, wanted.files, *where)
+        image = state.spec.container.image if state.spec.container else ""
+        setup = messages.Setup(wanted.kind, wanted.run, wanted.files, *where, image)
     return Send(node, messages.PlaceTree(state.run_id, tree.digest, tree.base, setup))
 
 

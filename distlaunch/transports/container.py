@@ -41,13 +41,16 @@ class Container(Frozen):
     before: tuple[str, ...] = ()
 
 
-def entry(container: Container, workdir: str) -> bytes:
-    """Return the line that replaces a node's shell with a shell in a container, in the same `workdir`."""
-    line = "; ".join(_steps(container, workdir))
+def entry(container: Container, workdir: str, store: str = "") -> bytes:
+    """Return the line that replaces a node's shell with a shell in a container, in the same `workdir`.
+
+    `store` is the node's directory for the job's code, in which the agent then creates the `workdir`.
+    """
+    line = "; ".join(_steps(container, workdir, store))
     return f"{ENTER}{line}\n".encode()
 
 
-def _steps(container: Container, workdir: str) -> Iterator[str]:
+def _steps(container: Container, workdir: str, store: str) -> Iterator[str]:
     """Yield shell commands: find the runtime, pull the image if necessary, and exec a shell in it."""
     name = container.runtime
     yield f'command -v {name} >/dev/null 2>&1 || {{ echo "{NO_RUNTIME}: {name}" >&2; exit 127; }}'
@@ -61,11 +64,16 @@ def _steps(container: Container, workdir: str) -> Iterator[str]:
         yield f"echo {PULLING}"  # announced early: these runtimes don't report whether they have the image
     else:
         yield f"[ -e {image} ] || {failed}"
+    mounts = list(_mounted(container, workdir, store))
+    if [store, store] in mounts:
+        yield f"mkdir -p -m 700 {_placed(store)} || exit 73"  # only directories that exist can be mounted
     before, flag, shell = _options(name)
+    if name in ("docker", "podman") and any(path.startswith("~/") for path in (store, workdir)):
+        before.append('--env=HOME="$HOME"')  # so that the agent finds what is mounted below ~
     words = [
         *before,
         *_env(container),
-        *(f"--{flag}={':'.join(map(_placed, mount))}" for mount in _mounted(container, workdir)),
+        *(f"--{flag}={':'.join(map(_placed, mount))}" for mount in mounts),
         *map(quote, container.options),
         f"{image} {shell} {quote(SCRIPT)}",
     ]
@@ -95,13 +103,17 @@ def _env(container: Container) -> Iterator[str]:
         yield f'--env={name}="${{{name}}}"' if value is None else f"--env={quote(f'{name}={value}')}"
 
 
-def _mounted(container: Container, workdir: str) -> Iterator[list[str]]:
-    """Yield [PATH, PATH_INSIDE, …] per mount. Add `workdir` unless the job mounts something there."""
+def _mounted(container: Container, workdir: str, store: str) -> Iterator[list[str]]:
+    """Yield [PATH, PATH_INSIDE, …] per mount. Add the directories that the job mounts nothing on.
+
+    These are `store` and, if it isn't in there, `workdir`.
+    """
     listed = [mount.split(":") for mount in container.mounts]
     pairs = [parts if len(parts) > 1 else parts * 2 for parts in listed]
     yield from pairs
-    if workdir != "/" and workdir not in [inside for _, inside, *_ in pairs]:
-        yield [workdir, workdir]
+    own = [workdir] if not store else [store] if f"{workdir}/".startswith(f"{store}/") else [store, workdir]
+    taken = {"/", *(inside for _, inside, *_ in pairs)}
+    yield from ([path, path] for path in own if path not in taken)
 
 
 def _placed(path: str) -> str:
@@ -109,9 +121,9 @@ def _placed(path: str) -> str:
     return '"$HOME"' + quote(path[1:]) if path.startswith("~/") else quote(path)
 
 
-def in_step(step: SlurmStep, container: Container, workdir: str, home: str) -> SlurmStep:
+def in_step(step: SlurmStep, container: Container, workdir: str, home: str, store: str = "") -> SlurmStep:
     """Return a step that srun starts in the container with pyxis. All nodes have the same `home`."""
-    paths = [[_at_home(path, home) for path in mount] for mount in _mounted(container, workdir)]
+    paths = [[_at_home(path, home) for path in mount] for mount in _mounted(container, workdir, store)]
     mounts = ",".join(map(":".join, paths))
     kept = [name for name, value in container.env.items() if value is None]
     options = (

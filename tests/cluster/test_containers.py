@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.containers import Podman
+from tests.cluster.containers import IMAGE, Podman
 from tests.cluster.hosts import Bed, named
 from tests.cluster.workers import SLEEPER
 from tests.harness import descendants_of, distlaunch, kill, program, running, wait_gone, write_job
@@ -40,6 +40,27 @@ def test_no_container_outlives_a_kill(tmp_path: Path, podman: Podman, bed: Bed, 
     assert podman.tool("ps", "--quiet") == ""
 
 
+@pytest.mark.parametrize("where", ["here", "hosts"])
+def test_a_container_gets_a_copy_of_the_code(tmp_path: Path, podman: Podman, bed: Bed, where: str) -> None:
+    """It is in the node's store, which need not exist, also below a home that is not the image's."""
+    store, sync = tmp_path / "home" / ".cache" / "distlaunch" / "sync", "sync: true\n"
+    if where == "hosts":
+        store = tmp_path / "new" / "store"
+        sync = f"sync: {{to: {store}}}\nnodes: [host1, host2]\nssh: {{config: {bed.directory}/ssh_config}}\n"
+    (code := tmp_path / "code").mkdir()
+    tells = f"import os; open('made', 'w'); print('outside', os.path.exists({str(code)!r}))"
+    job = write_job(code, tells, f"{CPU}{sync}setup: {{run: 'true'}}\n{podman.section()}")
+    env = {**os.environ, "HOME": str(tmp_path / "home")}
+    done = distlaunch("run", str(job), env=env, status=0)
+    assert "outside False" in done.stdout
+    assert len([*store.glob("runs/*/made")]) == 1, done.stderr
+    # A container with another image has another environment.
+    podman.tool("tag", IMAGE, "localhost/same")
+    again = distlaunch("run", str(job), "--set", "container.image=localhost/same", env=env, status=0)
+    assert len({each.parent.resolve() for each in store.glob("envs/*/bin")}) == 2, again.stderr
+    distlaunch("check", str(job), env=env, status=0)
+
+
 def test_names_what_is_missing_for_a_container(tmp_path: Path, podman: Podman) -> None:
     absent = "container: {image: x.sif, runtime: apptainer}"
     for section, kind, advice in (
@@ -47,6 +68,7 @@ def test_names_what_is_missing_for_a_container(tmp_path: Path, podman: Podman) -
         (podman.section(image="localhost/none"), "no image", "check container.image: localhost/none"),
         (podman.section() + "python: /none/python", "no python", "the image needs Python 3.8 or later"),
         (podman.section(options=["--no-such"]), "agent not started", "unknown flag: --no-such"),
+        (podman.section() + "sync: {to: /proc/none}", "agent not started", "mkdir: cannot create directory"),
     ):
         done = distlaunch("run", str(write_job(tmp_path, "pass", f"{CPU}{section}\n")), status=69)
         assert f"node0: {kind}; " in done.stderr and advice in done.stderr, done.stderr

@@ -74,6 +74,34 @@ def test_the_workers_directory_is_mounted_unless_the_job_mounts_something_there(
     assert [word for word in (*mine, *root) if "volume" in word] == ["--volume=/mine:/work"]
 
 
+def test_the_store_is_created_and_mounted_for_the_agent_to_put_the_code_there() -> None:
+    inside, step = "/s x/runs/job/code", SlurmStep("n1", "17")
+    for workdir, mounted in ((inside, ["/s x"]), ("/s x", ["/s x"]), ("/s xy", ["/s x", "/s xy"])):
+        line = shlex.split(entry(Container("i"), workdir, "/s x").decode())
+        assert [word for word in line if "volume" in word] == [f"--volume={each}:{each}" for each in mounted]
+        assert line[line.index("mkdir") : line.index("exec")] == [
+            "mkdir",
+            "-p",
+            "-m",
+            "700",
+            "/s x",
+            "||",
+            "exit",
+            "73;",
+        ]
+        options = in_step(step, Container("i", "pyxis"), workdir, "/home/me", "/s x").options
+        assert f"--container-mounts={','.join(f'{each}:{each}' for each in mounted)}" in options
+    assert "mkdir" not in entry(Container("i", mounts=("/mine:/s x",)), inside, "/s x").decode()
+
+
+def test_the_home_in_a_container_is_the_nodes_if_a_directory_below_it_is_mounted() -> None:
+    for runtime in ("docker", "podman"):
+        for directories in (("~/w", ""), ("/w", "~/s"), ("~/s/runs/job", "~/s")):
+            line = entry(Container("i", runtime, env={"HOME": "/mine"}), *directories).decode()
+            assert line.index('--env=HOME="$HOME" ') < line.index("--env=HOME=/mine ")
+        assert "--env=HOME" not in entry(Container("i", runtime), "/w", "/s").decode()
+
+
 def test_expands_a_home_on_the_node() -> None:
     line = entry(Container("~/img.sif", "apptainer"), "~/work dir").decode()
     assert """--bind="$HOME"'/work dir':"$HOME"'/work dir'""" in line
