@@ -3,9 +3,11 @@
 A worker's failure is recorded as data (`distlaunch.supervisor.nodes.Exited`), not raised as an exception.
 """
 
+import copyreg
 import errno
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 
@@ -31,6 +33,10 @@ class DistlaunchError(Exception):
     """The base of all errors caused by the user or the environment, not by a bug."""
 
     exit_status: int = Exit.FAILED
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make errors survive pickling, for a process pool; by default, `__init__` would get their text."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class UsageError(DistlaunchError):
