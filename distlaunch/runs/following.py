@@ -14,10 +14,10 @@ from distlaunch.errors import DistlaunchError
 from distlaunch.here import send_signal
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.recording import STDERR_BYTES, LastOutput
-from distlaunch.observers.run_directory import FRESH_S, STOPPED, fd_of, within
+from distlaunch.observers.run_directory import FRESH_S, STATUS, STOPPED, fd_of, within
 from distlaunch.plan.workers import destinations
 from distlaunch.runs.replay import Playback, typed
-from distlaunch.runs.run import Run, document_in, has_pid_here, living, remembered, run_in
+from distlaunch.runs.run import Run, document_in, has_pid_here, living, remembered, run_in, trouble_with
 from distlaunch.schedulers.queue import ANOTHER_WISH_S
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.state import Phase, State
@@ -79,7 +79,9 @@ def over(run: Run) -> Run:
         return now
     if run.status.state.over:
         return run._replace(alive=False)
-    why = "its run directory was removed or renamed" + ("; the run may still be active" if run.host else "")
+    trouble = trouble_with(run.directory)
+    why = f"its {STATUS} can't be read: {trouble}" if trouble else "its run directory was removed or renamed"
+    why += "; the run may still be active" if run.host else ""
     return run._replace(alive=False, status=run.status._replace(state=RunState.LOST, why=why))
 
 

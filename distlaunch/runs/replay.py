@@ -247,14 +247,13 @@ class _Tail:
 
         The caller then sets `rest`.
         """
-        if self._file is None:
-            try:
-                self._file = FileIO(fd_of(*self._place))
-            except FileNotFoundError:
-                return b""
-            except OSError as error:
-                raise DistlaunchError(f"{'/'.join(self._place)}: {reason(error)}") from None
-        data = self._file.read(PIECE)
+        try:
+            self._file = self._file or FileIO(fd_of(*self._place))
+            data = self._file.read(PIECE)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise DistlaunchError(f"{'/'.join(self._place)}: {reason(error)}") from None
         return self.rest + data if data else b""
 
     def close(self) -> None:
@@ -391,7 +390,10 @@ class Playback:
                 self._open[name] = fd_of(self._directory, name)
             except OSError:
                 return b""  # the file was removed
-        return os.pread(self._open[name], min(size, MAX_OUTPUT), offset) if offset < 1 << 63 else b""
+        try:
+            return os.pread(self._open[name], min(size, MAX_OUTPUT), offset) if offset < 1 << 63 else b""
+        except OSError as error:
+            raise DistlaunchError(f"{self._directory}/{name}: {reason(error)}") from None
 
 
 def _time(piece: _Piece) -> float:

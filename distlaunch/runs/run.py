@@ -88,6 +88,18 @@ def run_in(directory: str) -> Run | None:
     return living(os.path.basename(directory)) if locked and run is None else run
 
 
+def trouble_with(directory: str) -> str:
+    """Return why the status in a run directory can't be read; "" if it can, or if there is none."""
+    try:
+        with open(fd_of(directory, STATUS), "rb", buffering=0) as file:
+            file.read(1)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        return reason(error)
+    return ""
+
+
 def living(run: str, pid: int | None = None) -> Run | None:
     """Find a run among `all_living`. `pid` is the controller's PID, if known."""
     return next((found for found in all_living(pid) if found.id == run), None)
@@ -106,7 +118,11 @@ def all_living(pid: int | None = None) -> Iterator[Run]:
                 continue
             if not it.st_mode & stat.S_IWUSR:  # open only for reading
                 continue
-            document, locked, at = _claimed(os.open(link, os.O_RDONLY | os.O_CLOEXEC))
+            try:
+                document, locked, at = _claimed(os.open(link, os.O_RDONLY | os.O_CLOEXEC))
+            except OSError:  # as on a broken disk
+                os.lstat(link)  # but not if the process has ended meanwhile
+                document, locked, at = {}, None, it.st_mtime
             name, holder = os.path.basename(directory), ControllerProcess("", int(link.split("/")[2]))
             status = Status(name, name.rsplit("-", 3)[0], RunState.RUNNING, at, at, holder)
             unread = Run(directory, status._replace(where="unreadable"), alive=True, heard=None)
@@ -116,9 +132,9 @@ def all_living(pid: int | None = None) -> Iterator[Run]:
 
 
 def remembered(run: str) -> Run | None:
-    """Return a run by the record of its end, if its directory is gone, as with torchrun."""
+    """Return a run by the record of its end, if its status is gone, as with torchrun, or can't be read."""
     entry, document = listed().get(run), noted_status(run)
-    if entry and document and not os.path.exists(os.path.join(entry.directory, STATUS)):
+    if entry and document and run_in(entry.directory) is None:
         with contextlib.suppress(KeyError, TypeError, ValueError):
             return Run(entry.directory, status_of(document), alive=False, heard=None)
     return None
@@ -255,7 +271,7 @@ def find(word: str | None, alone: bool = False) -> Run:
         nothing = f"no runs below the current directory or started from it; specify one ({_LIST})"
     elif _is_place(word, known):
         _check_own(word)
-        if found := run_in(os.path.abspath(word)):
+        if found := run_in(path := os.path.abspath(word)) or living(os.path.basename(path)):
             return found
         runs, which = dict(scanned([word])), f"in {word}"
         nothing = f"{word}: not a run directory, and it contains no runs"
@@ -330,8 +346,11 @@ def is_foreign(path: str) -> bool:
 def _check_readable(runs: Mapping[str, str]) -> None:
     """Raise `UsageError` if one of the runs has a directory; its status can't be read."""
     for directory in runs.values():
-        if os.path.exists(os.path.join(directory, EVENTS)):
+        trouble = trouble_with(directory)
+        if trouble or os.path.exists(os.path.join(directory, EVENTS)):
             _check_own(directory)
+            if trouble:
+                raise UsageError(f"can't read {directory}/{STATUS}: {trouble}")
             text = f"{directory}/{STATUS} is missing or damaged"
             raise UsageError(f"{text}; what the run printed is in the other files there")
 
@@ -435,8 +454,8 @@ def _going(runs: Mapping[str, str]) -> list[Run]:
     """Return the active runs, the latest first."""
     over = {run for run, entry in listed().items() if entry.over}
     seen = {name: run_in(path) for name, path in runs.items() if name not in over}
-    if gone := [name for name, run in seen.items() if not (run or os.path.exists(runs[name]))]:
-        seen |= {run.id: run for run in all_living() if run.id in gone}
+    if unread := [name for name, run in seen.items() if not run]:
+        seen |= {run.id: run for run in all_living() if run.id in unread}
     going = [run for run in seen.values() if run and not run.status.state.over]
     return sorted(going, key=lambda run: run.status.began, reverse=True)
 

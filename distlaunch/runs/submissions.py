@@ -325,8 +325,9 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
     else:
         known = {**directories(), **_unlisted(submissions().values())}
     latest = {max(found, key=when) for found in named_here}
-    over = set() if ended else {run for run, entry in run_list.listed().items() if entry.over} - latest
-    found: list[Run] = []
+    listed = run_list.listed()
+    over = set() if ended else {run for run, entry in listed.items() if entry.over} - latest
+    found, unread = list[Run](), set[str]()
     for name in sorted(known.keys() - over, key=lambda name: (when(name), name), reverse=True):
         second = when(found[-1].id) if found else ""
         if most is not None and len(found) >= most and when(name) != second:
@@ -334,9 +335,9 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
         run = run_in(known[name])
         if run and (ended or name in latest or not run.status.state.over):
             found.append(run)
-    here, entries = os.uname().nodename, run_list.listed().items()
-    if gone := {run for run, it in entries if run in known and it.host == here and _is_unseen(it)}:
-        found += {run.id: run for run in all_living() if run.id in gone}.values()
+        unread |= set() if run else {name}
+    if unread := {name for name in unread if not ((it := listed.get(name)) and it.over)}:
+        found += {run.id: run for run in all_living() if run.id in unread}.values()
     if most != 0:
         found += _queued(places, [*chain(*jobs)], found, ended)  # which may be later than the runs
     found += [] if places else afar(known)

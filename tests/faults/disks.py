@@ -1,7 +1,9 @@
-"""Disks of a test's own: one that can be frozen, one that has little room."""
+"""Disks of a test's own: one that can be frozen or fail, one that has little room."""
 
 import contextlib
+import fcntl
 import os
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,3 +59,10 @@ def frozen(mounted: Path) -> Iterator[None]:
         yield
     finally:
         freezer.communicate(timeout=PATIENCE_S)
+
+
+def fail(mounted: Path) -> None:
+    """Shut an ext4 down: from now on, as on broken hardware, it can't be read or written."""
+    fd = os.open(mounted, os.O_RDONLY)
+    fcntl.ioctl(fd, 0x8004587D, struct.pack("I", 2))  # EXT4_IOC_SHUTDOWN, without flushing
+    os.close(fd)

@@ -33,6 +33,7 @@ from distlaunch.runs.run import Run, afar, elsewhere, run_in
 from distlaunch.runs.submissions import Submission, note
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status
+from tests.faults.disks import fail, freezable_disk
 from tests.harness import (
     PATIENCE_S,
     PRESS_S,
@@ -662,6 +663,30 @@ def test_ps_and_stop_find_a_run_without_its_status_or_directory(tmp_path: Path, 
         with held([there["controller"]["pid"]]) as processes:
             ran(Path("/"), "stop", run, status=0)
             processes.wait_ends(processes.pids, time.monotonic())
+
+
+@pytest.mark.usefixtures("known_runs")
+def test_a_run_whose_disk_fails_is_found_stopped_and_waited_for(tmp_path: Path, gate: Path) -> None:
+    with freezable_disk(tmp_path / "disk") as disk, contextlib.ExitStack() as commands:
+        going = commands.enter_context(running(write_job(tmp_path, WAITS, f"{TWO}logs: {{dir: {disk}}}\n")))
+        going.wait_for("here", times=2)
+        (run,) = (path.name for path in disk.glob("job-*"))
+        follow = commands.enter_context(watching(tmp_path, "logs", "-f", run))
+        follow.wait_for("here", times=2)
+        follow.wait_for("pid", times=2)
+        fail(disk)
+        assert follow.wait() == 1
+        told = f"distlaunch: {disk}/{run}/events.jsonl: Input/output error\n"
+        assert follow.stderr.endswith(told) and "Traceback" not in follow.stderr
+        for places in ([run], [f"disk/{run}"], ["disk"], []):
+            (row,) = json.loads(ran(tmp_path, "ps", "--json", *places).stdout)
+            assert (row["run"], row["state"]) == (run, "RUNNING")
+        waiting = commands.enter_context(watching(tmp_path, "wait", run))
+        assert f"{run}: CANCELLED" in ran(tmp_path, "stop", f"disk/{run}", status=0).stderr
+        assert (waiting.wait(), going.wait()) == (130, 130), waiting.stderr
+        assert f"{run}: CANCELLED" in ran(tmp_path, "wait", run, status=130).stderr
+        told = f"distlaunch: can't read {disk}/{run}/status.json: Input/output error\n"
+        assert told == ran(tmp_path, "why", run, status=2).stderr
 
 
 @pytest.mark.usefixtures("known_runs")
