@@ -20,7 +20,9 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as under nohup
         signal.signal(signal.SIGINT, _interrupted)
     try:
-        _fill_standard_descriptors()
+        from distlaunch.cli.output import fill_standard_descriptors  # a Ctrl-C meanwhile is handled
+
+        fill_standard_descriptors()
         _print_anything()
         _leave(_run_command(sys.argv[1:]))
     except KeyboardInterrupt:
@@ -94,16 +96,6 @@ def _command_of(words: Sequence[str]) -> int:
     from distlaunch.cli.app import run_app
 
     return run_app(words)
-
-
-def _fill_standard_descriptors() -> None:
-    """Open /dev/null for each closed standard stream. Otherwise, a pipe would get the stream's number."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(fd, True)
-    os.close(fd)
-    # Python sets its own streams to None.
-    sys.stdin, sys.stdout = sys.stdin or os.fdopen(0), sys.stdout or os.fdopen(1, "w")
-    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def _print_anything() -> None:

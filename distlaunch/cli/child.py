@@ -19,7 +19,7 @@ from importlib.resources import files
 from typing import Any
 
 from distlaunch.cli.job_file import Typed, check_not_simulated, load_job, with_code
-from distlaunch.cli.output import say
+from distlaunch.cli.output import fill_standard_descriptors, say
 from distlaunch.cli.run import refuse_copy
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import JobSpec
@@ -111,6 +111,7 @@ def enter() -> None:
     """Run the requested job, and exit."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the program may ignore it
     try:
+        fill_standard_descriptors()  # the program may have closed stderr
         status = main()
     except BaseException:
         sys.excepthook(*sys.exc_info())

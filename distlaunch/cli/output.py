@@ -39,6 +39,16 @@ def while_read() -> Iterator[None]:
         raise UnwritableError(f"can't write to stdout: {error.strerror}") from None
 
 
+def fill_standard_descriptors() -> None:
+    """Open /dev/null for each closed standard stream. Otherwise, a pipe would get the stream's number."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    # Python sets its own streams to None.
+    sys.stdin, sys.stdout = sys.stdin or os.fdopen(0), sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
+
+
 def print_json(document: object) -> None:
     """Print a JSON document on stdout."""
     print_text(json_text(document, indent=2))

@@ -169,6 +169,20 @@ def test_a_run_ends_with_its_program_unless_it_was_detached(directory: Path, how
     wait_gone(holders_of(f"DISTLAUNCH_RUN_ID={run.id}"), 10.0)
 
 
+@pytest.mark.parametrize("closed", ["0", "1", "2", "012"])
+def test_a_program_need_not_have_the_standard_streams(directory: Path, closed: str) -> None:
+    program = """
+import os, sys
+for fd in sys.argv[1]:
+    os.close(int(fd))
+import distlaunch as dl
+result = dl.Job("ends.py", gpus_per_node=0, env={"COLOR": "red"}).run()
+open("result", "w").write(f"{result.state} {result.why}")
+"""
+    completed([sys.executable, "-c", program, closed], status=0, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert (directory / "result").read_text() == "SUCCEEDED "
+
+
 def test_a_job_ends_with_its_program_although_a_fork_of_it_lives(directory: Path) -> None:
     program = """
 import distlaunch as dl, os, signal
