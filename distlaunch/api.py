@@ -179,6 +179,7 @@ class Job:
         _file: str | None = None,
         **keys: Any,
     ) -> None:
+        directory = _current_directory()
         if script or _file:  # -m would exclude these
             keys["module"], module = module, None
         given = {"script": script, "nodes": list(nodes) if isinstance(nodes, tuple) else nodes, **keys}
@@ -191,7 +192,7 @@ class Job:
         words = _words(args)
         self.spec: JobSpec = load_job(_file, overrides, words, Typed(module))
         request = {"path": _file, "overrides": overrides, "args": words, "module": module}
-        self._request: dict[str, Any] = {**request, "directory": os.getcwd()}  # for `cli.child`
+        self._request: dict[str, Any] = {**request, "directory": directory}  # for `cli.child`
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, args: Sequence[Any] = (), **keys: Any) -> "Job":
@@ -215,6 +216,14 @@ class Job:
         """Run the job, and return its result. Ctrl-C stops the job."""
         with self.start() as run:
             return run.wait()
+
+
+def _current_directory() -> str:
+    """Return the current directory, where relative paths and `runs` are. Raises `DistlaunchError`."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise DistlaunchError("the current directory no longer exists: os.chdir to one that does") from None
 
 
 def _plain(name: str, value: Any, other_text: Callable[[Any], str]) -> Any:
@@ -326,6 +335,7 @@ class Run:
     @classmethod
     def attach(cls, run: str) -> "Run":
         """Find a run by its ID or a unique prefix, its directory, or the name or file of its job."""
+        _current_directory()
         found = find(run)
         return cls(found.id, found.directory)
 
@@ -436,6 +446,7 @@ class Run:
 
 def list_runs() -> list[Run]:
     """List the active runs of this user, as `distlaunch ps` does."""
+    _current_directory()
     known = (run_in(directory) for directory in directories().values())
     return [Run(each.id, each.directory) for each in known if each and each.alive]
 

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
@@ -96,6 +97,23 @@ def test_mistakes_are_known_before_anything_starts(directory: Path) -> None:
         dl.Job("ends.py", gpus_per_node=0, logs={"dir": "/proc"}).start()
     with pytest.raises(dl.DistlaunchError, match="no run matches"):
         dl.Run.attach("nothing-like-it")
+
+
+def test_a_current_directory_that_is_gone_is_an_error_of_ours(directory: Path) -> None:
+    (directory / "job.yaml").write_text("script: ends.py\n")
+    (gone := directory / "gone").mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    wanted: list[Callable[[], object]] = [
+        lambda: dl.Job(directory / "ends.py"),
+        lambda: dl.Job.load(directory / "job.yaml"),
+        lambda: dl.call("math:sqrt", 4),
+        lambda: dl.Run.attach(str(directory)),
+        dl.list_runs,
+    ]
+    for each in wanted:
+        with pytest.raises(dl.DistlaunchError, match="the current directory no longer exists"):
+            each()
 
 
 @pytest.mark.parametrize("wrong", ["--lr 0.1", None, 5, {"a": 1}, ["a", None], [["a"]], [{"a": 1}]])
