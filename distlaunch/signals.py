@@ -70,7 +70,7 @@ class Signals(Interrupts):
         super().__init__()
         self.watched: set[int] = {*_WATCHED, *(signal.Signals[name] for name in more)}
         self._before: dict[int, Any] = {}
-        self._blocked: set[signal.Signals | int] = set()
+        self._blocked: set[int] = set()
 
     def __enter__(self) -> "Signals":
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -78,12 +78,12 @@ class Signals(Interrupts):
             self.watched.discard(signal.SIGHUP)
         for signum in self.watched:
             self._before[signum] = signal.signal(signum, lambda signum, _: caught.add(signum))
-        self._blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, self.watched)
+        self._blocked = self.watched & signal.pthread_sigmask(signal.SIG_UNBLOCK, self.watched)
         return self
 
     def __exit__(self, *error: object) -> None:
         signal.set_wakeup_fd(-1)
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         super().__exit__(*error)
