@@ -356,6 +356,10 @@ class WorkerUnstarted(Frozen):
     text: str
 
 
+LATER_S = 1.0
+"""Seconds after a traceback from which output on the other stream counts, too. It is hardly about it."""
+
+
 class WorkerExited(Frozen):
     """A worker exited. `status` is its exit code, or the negative signal number.
 

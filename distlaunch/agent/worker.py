@@ -17,17 +17,15 @@ import time
 from collections.abc import Callable
 
 from distlaunch.agent import gpus, procfs, scratch, sweep, wire
-from distlaunch.agent.messages import WorkerSpec, WorkerUnstarted
+from distlaunch.agent.messages import LATER_S, WorkerSpec, WorkerUnstarted
 from distlaunch.agent.poller import Poller, widen
 
 DESCRIPTORS = 6
 """Maximum number of descriptors open per worker while it is being started."""
 MAX_WORDS = 1 << 14
 """Maximum bytes of a worker's last output in the report of its exit."""
-LATER_S = 1.0
-"""Seconds after a traceback from which output on the other stream counts, too. It is hardly about it."""
 MAX_LATER = 1 << 11
-"""Maximum bytes of that output."""
+"""Maximum bytes of output on the other stream, after a traceback, in that report."""
 NEVER = -1.0
 _TRACEBACK = b"Traceback (most recent call last):"
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.agent.messages import LATER_S
 from distlaunch.wording import counted, size_words, status_words
 
 LAST_LINES = 40
@@ -206,7 +207,7 @@ def _without_handled(output: str, status: int, went_on: tuple[float, float]) -> 
     if TRACEBACK not in before:
         return output
     went = not _ends_with_error(before) and (status < 0 or max(went_on) >= HANDLED_S)
-    if not (went or (status < 0 and went_on[1] > 0.0)):
+    if not (went or (status < 0 and went_on[1] >= LATER_S)):
         return output
     after = _parsed(before.rpartition(TRACEBACK)[2])[2]
     return "\n".join(after) + output[len(before) :]

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.agent.messages import LATER_S
 from distlaunch.agent.procfs import state
-from distlaunch.agent.worker import LATER_S
 from tests.cluster.hosts import parent_of
 from tests.faults.agents import python_with
 from tests.harness import (
@@ -211,6 +211,7 @@ def test_an_error_that_a_rank_has_handled_does_not_make_it_the_origin(tmp_path: 
     worker = f"""{HANDLED}
         rank = int(os.environ["RANK"])
         if rank == 1:
+            time.sleep({LATER_S + 0.2})
             print("step", flush=True)
             open("printed", "w").close()
             signal.pause()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from distlaunch.agent.messages import LATER_S
 from distlaunch.diagnosis import exits
 from distlaunch.diagnosis.exits import TRACEBACK, Ending, Raised, Words, words_of
 from tests.unit.samples import MISSED, NCCL_LOST, WATCHDOG
@@ -278,14 +279,15 @@ def test_judges_an_exit_by_output_and_record(status: int, text: str, record: Any
     assert words_of(status, text, record) == words
 
 
-BRIEFLY = (0.0, 0.1)
+LATER = (0.0, LATER_S)
 
 
 @pytest.mark.parametrize("status", [-signal.SIGTERM, -signal.SIGKILL])
 def test_a_rank_that_printed_more_on_the_other_stream_has_handled_its_error(status: int) -> None:
-    assert words_of(status, OWN, went_on=BRIEFLY) == words_of(status, VICTIM, went_on=BRIEFLY) == Words()
-    assert words_of(status, MARKED, went_on=BRIEFLY) == FAILED
-    assert words_of(1, OWN, went_on=BRIEFLY) == FAILED
+    assert words_of(status, OWN, went_on=LATER) == words_of(status, VICTIM, went_on=LATER) == Words()
+    assert words_of(status, MARKED, went_on=LATER) == FAILED
+    assert words_of(status, OWN, went_on=(0.0, 0.1)) == FAILED, "it may only clean up"
+    assert words_of(1, OWN, went_on=LATER) == FAILED
 
 
 @pytest.mark.parametrize("words", [OWN, VICTIM, TIMEOUT])
@@ -299,7 +301,7 @@ def test_a_rank_that_printed_more_long_after_an_error_has_handled_it(words: str)
 
 def test_an_error_that_was_handled_explains_no_abort() -> None:
     waited = words_of(-signal.SIGABRT, WATCHDOG)
-    assert words_of(-signal.SIGABRT, OWN + WATCHDOG, went_on=BRIEFLY) == waited
+    assert words_of(-signal.SIGABRT, OWN + WATCHDOG, went_on=LATER) == waited
 
 
 def test_shows_an_error_of_nccl_in_one_line() -> None:
