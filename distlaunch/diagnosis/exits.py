@@ -114,9 +114,12 @@ _IN_TORCH_DISTRIBUTED = r"/torch/distributed/(?!elastic/|launcher/|run\.py)"
 _COLLECTIVES = (
     r"gloo/|[Gg]loo connect|c10d|TCPStore|Dist(?:Network|Store|Backend)Error|ProcessGroup|nccl|NCCL"
     r"|monitoredBarrier|JAX distributed service"
-    r"|wait timeout after \d+ms, keys: |Timed out after \d+ seconds waiting for clients"
+)
+_OF_THE_STORE = (
+    r"wait timeout after \d+ms, keys: |Timed out after \d+ seconds waiting for clients"
     r"|failed to recv, got 0 bytes"
 )
+"""Messages of torch's store, which a script may raise or print as its own, without the name of the store."""
 _LOST = (
     r"[Cc]onnection (?:was )?(?:closed|reset|refused)|Broken pipe|[Ff]ailed to recv"
     r"|failed to connect|remote process exit|ncclRemoteError|network error|pair closure"
@@ -184,6 +187,8 @@ def words_of(
     text = root_error(recorded or (output if counts_logs else re.sub(_LOG, "", output)))
     watchdog = None if TRACEBACK in output or recorded else re.search(_WATCHDOG, output)
     error = watchdog[0] if watchdog else _of_a_collective(text)
+    if not error and status > 0 and TRACEBACK not in output:  # earlier lines may be about tries
+        error = "".join(line for line in text.splitlines()[-1:] if re.search(_OF_THE_STORE, line))
     lost, timed_out = re.search(_LOST, error) is not None, re.search(_EXPIRED, error) is not None
     on_gpu, peer_gone = watchdog is not None, lost or timed_out
     stack = _watchdog_frames(output) if watchdog else python_frames(text)[::-1] if peer_gone else ()
@@ -333,7 +338,8 @@ def _of_a_collective(error: str) -> str:
     frames, last, _ = _parsed(error)
     message = re.split(_LOG, last.string[last.start() :], maxsplit=1)[0] if last else error
     within = bool(frames) and bool(re.search(_IN_TORCH_DISTRIBUTED, frames[-1][1]))
-    return message if within or re.search(_COLLECTIVES, message) else ""
+    patterns = rf"{_COLLECTIVES}|{_OF_THE_STORE}" if last else _COLLECTIVES
+    return message if within or re.search(patterns, message) else ""
 
 
 def split_launcher(words: str) -> tuple[str, str]:

@@ -120,8 +120,6 @@ PEER_GONE = {
     "before one that is ignored": VICTIM + "Exception ignored in: <function A.__del__ at 0x7f>\n" + OWN,
     "what it was wrapped in": VICTIM + CAUSE + raised("RuntimeError: training failed"),
     "after an error that was only printed": OWN + "retrying\n" + VICTIM,
-    "in the script's words": f"training failed: {STORE}\n",
-    "of clients": "Timed out after 6 seconds waiting for clients. 1/2 clients joined.\n",
     "as the script's exception": raised(f"train.TrainError: {STORE}"),
     "in C++": "terminate called after throwing an instance of 'gloo::IoException'\n  what():  " + GLOO,
     "in C++, with stacks": "terminate called after throwing an instance of 'gloo::IoException'\n"
@@ -302,6 +300,15 @@ def test_a_rank_that_printed_more_long_after_an_error_has_handled_it(words: str)
 def test_an_error_that_was_handled_explains_no_abort() -> None:
     waited = words_of(-signal.SIGABRT, WATCHDOG)
     assert words_of(-signal.SIGABRT, OWN + WATCHDOG, went_on=LATER) == waited
+
+
+CLIENTS = "Timed out after 6 seconds waiting for clients. 1/2 clients joined."
+
+
+@pytest.mark.parametrize("words", [f"training failed: {STORE}\n", f"step 3\n{CLIENTS}\n"])
+def test_a_timeout_of_the_store_counts_as_the_last_line_of_a_script_that_exits(words: str) -> None:
+    assert words_of(1, words) == Words(peer_gone=True, timed_out=True)
+    assert words_of(1, f"{words}no data\n") == words_of(-signal.SIGKILL, words) == Words()
 
 
 def test_shows_an_error_of_nccl_in_one_line() -> None:
