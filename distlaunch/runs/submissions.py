@@ -336,7 +336,8 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
         if run and (ended or name in latest or not run.status.state.over):
             found.append(run)
         unread |= set() if run else {name}
-    if unread := {name for name in unread if not ((it := listed.get(name)) and it.over)}:
+    here = os.uname().nodename
+    if unread := {name for name in unread if (it := listed.get(name)) and it.host == here and not it.over}:
         found += {run.id: run for run in all_living() if run.id in unread}.values()
     if most != 0:
         found += _queued(places, [*chain(*jobs)], found, ended)  # which may be later than the runs
