@@ -21,7 +21,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from urllib.parse import unquote, urlsplit
 
@@ -69,10 +69,6 @@ def read_lists(workdir: str, names: Iterable[str], env: Mapping[str, str]) -> di
 
     Their names may contain variables of `env`. Raises OSError.
     """
-
-    def value(found: re.Match[str]) -> str:
-        return env.get(found[1], found[0])
-
     found: dict[str, bytes] = {}
     left = list(names)
     while left:
@@ -81,11 +77,15 @@ def read_lists(workdir: str, names: Iterable[str], env: Mapping[str, str]) -> di
         if name not in found and os.path.isfile(path):
             with open(path, "rb") as file:
                 found[name] = file.read()
-            words = map(os.fsdecode, _INCLUDED.findall(found[name]))
-            included = (word[1:-1] if word[0] in "\"'" else re.sub(r"\\(.)", r"\1", word) for word in words)
-            names_of = (re.sub(r"\$\{(\w+)\}", value, each) for each in included)
-            left += [os.path.join(os.path.dirname(name), each) for each in names_of]
+            left += [os.path.join(os.path.dirname(name), each) for each in _included(found[name], env)]
     return found
+
+
+def _included(content: bytes, env: Mapping[str, str]) -> Iterator[str]:
+    """Yield the names of the files that a list of packages includes, as pip reads them."""
+    for word in map(os.fsdecode, _INCLUDED.findall(content)):
+        name = word[1:-1] if word[0] in "\"'" else re.sub(r"\\(.)", r"\1", word)
+        yield re.sub(r"\$\{(\w+)\}", lambda found: env.get(found[1], found[0]), name)
 
 
 def key_of(what: Iterable[str], python: str, env: Mapping[str, str], lists: Iterable[bytes]) -> str:

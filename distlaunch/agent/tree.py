@@ -198,6 +198,7 @@ class Store:
         # The run held, and the descriptors of its locked manifest and of its mark
         self._run, self._note, self._mark = "", -1, -1
         self.left = ""
+        """The path of the run's tree if `release` has left files in it."""
         self.grown = False
         """Whether contents were added, so that `release` also trims the store."""
 
@@ -369,11 +370,11 @@ class Store:
 
     def release(self) -> str:
         """Remove the run's tree and unused files. Return the tree's path if files are left in it, or ""."""
-        deque(self.released(), maxlen=0)
+        deque(self.release_in_steps(), maxlen=0)
         return self.left
 
-    def released(self) -> Iterator[float]:
-        """Do the same as `release`, in steps. Then, `left` is the path."""
+    def release_in_steps(self) -> Iterator[float]:
+        """Do the same as `release`. Afterwards, `left` is the path."""
         for fd in (self._mark, self._note):
             if fd >= 0:
                 os.close(fd)
@@ -822,7 +823,7 @@ class Placement:
         if self._environment:
             self._environment.stop()
         until = time.monotonic() + TURN_S
-        for _ in self._store.released() if self._store else ():
+        for _ in self._store.release_in_steps() if self._store else ():
             if time.monotonic() > until:
                 self._poller.after(0.0, "tree", lambda: None)  # continue immediately
                 turn()

@@ -27,6 +27,7 @@ MAX_WORDS = 1 << 14
 MAX_LATER = 1 << 11
 """Maximum bytes of output on the other stream, after a traceback, in that report."""
 NEVER = -1.0
+"""A time before any output."""
 _TRACEBACK = b"Traceback (most recent call last):"
 
 
@@ -60,7 +61,7 @@ class Worker:
             if _TRACEBACK in self._last[stream][-len(data) - len(_TRACEBACK) :]:
                 self._traced_at[stream] = self._printed_at[stream]
                 self._later[1 - stream] = b""
-            else:
+            elif self._traced_at[1 - stream] != NEVER:
                 self._later[stream] = (self._later[stream] + data[-MAX_LATER:])[-MAX_LATER:]
 
     def words(self, status: int) -> tuple[bytes, tuple[float, float]]:

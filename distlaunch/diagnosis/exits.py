@@ -88,6 +88,7 @@ _WATCHDOG = (
     r"|(?<=raised the following async exception: )NCCL error.*"
 )
 _ABORT = rf"(?m)^(?:\[?[EF]\d{{4}} |terminate called after throwing )|{_WATCHDOG}"
+"""The start of what C++ code may print after a traceback before it ends the process."""
 _WATCHDOG_FRAME = r"(?m)^#\d+ (.+) from (.+):(\d+)$"
 """The error and its frames, as torch logs them when nccl fails (c10d/ProcessGroupNCCL.cpp)."""
 _FRAME = r'(?m)^ +File "([^"]+)", line (\d+)'
@@ -170,14 +171,14 @@ class Words(Frozen):
 
 def words_of(
     status: int,
-    stderr: str,
+    words: str,
     record: Mapping[str, Any] | None = None,
     went_on: tuple[float, float] = (0.0, 0.0),
 ) -> Words:
-    """Return the evidence in a rank's status, its last stderr and its error record (see `WorkerExited`)."""
+    """Return the evidence in a rank's status, its last output and its error record (see `WorkerExited`)."""
     if status < 0 and status not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGKILL):
         return Words()  # no Python exception ends like this
-    output, below = split_launcher(stderr)
+    output, below = split_launcher(words)
     marked = re.search(_RANK_PREFIX + re.escape(TRACEBACK), output) is not None
     output, recorded = _plain(output), _plain(record_text(record))
     if not marked:
@@ -205,14 +206,17 @@ def _without_handled(output: str, status: int, went_on: tuple[float, float]) -> 
     print more because of an exception, but not for HANDLED_S. When C++ code ends a rank after an exception
     that nothing handled, what it prints is only a consequence.
     """
-    abort = re.compile(_ABORT).search(output, max(0, output.rfind(TRACEBACK)))
-    if status == -signal.SIGABRT and not abort:
-        return output
-    before = output[: abort.start()] if abort and status == -signal.SIGABRT else output
+    before = output
+    if status == -signal.SIGABRT:
+        abort = re.compile(_ABORT).search(output, max(0, output.rfind(TRACEBACK)))
+        if not abort:
+            return output
+        before = output[: abort.start()]
     if TRACEBACK not in before:
         return output
-    went = not _ends_with_error(before) and (status < 0 or max(went_on) >= HANDLED_S)
-    if not (went or (status < 0 and went_on[1] >= LATER_S)):
+    printed_more = not _ends_with_error(before)
+    by_signal, by_exit = printed_more or went_on[1] >= LATER_S, printed_more and max(went_on) >= HANDLED_S
+    if not (by_signal if status < 0 else by_exit):
         return output
     after = _parsed(before.rpartition(TRACEBACK)[2])[2]
     return "\n".join(after) + output[len(before) :]

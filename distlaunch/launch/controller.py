@@ -489,14 +489,15 @@ def ask_for_another(state: State, tell: Callable[[str], None], interrupts: Inter
 
 def _requeue_later(state: State, path: str, tell: Callable[[str], None], interrupts: Interrupts) -> None:
     """Try again to requeue the job until the scheduler answers, a signal arrives, or AGAIN_S have passed."""
-    until, name = time.monotonic() + AGAIN_S, state.spec.allocation and state.spec.allocation.name
+    allocation, until = state.spec.allocation, time.monotonic() + AGAIN_S
+    assert allocation is not None
     while not _told_to_stop(interrupts, AGAIN_GAP_S):
         if not (error := _requeue(state, path, tell, interrupts)):
             return
         if time.monotonic() >= until:
-            tell(f"can't requeue {name}: {error}")
+            tell(f"can't requeue {allocation.name}: {error}")
             return
-    tell(f"not requeueing {name}: received a signal")
+    tell(f"not requeueing {allocation.name}: received a signal")
 
 
 def _told_to_stop(interrupts: Interrupts | None, within_s: float = 0.0) -> bool:
@@ -528,16 +529,10 @@ def _requeue(
         why = ("" if preempted else _why_not_again(state, earlier)) or _end_of_job(state.spec)
         if not why and _told_to_stop(interrupts):  # while scontrol was waiting for its answer
             why = "received a signal"
-        if not why and own not in lines:
-            append(path, own)
-            if own not in lines_of(path):
-                why = f"{_UNCOUNTED.format(path)}, or others may write to it"
-            elif is_stopped(path):  # by a `stop` that can't have seen the line
-                why = "it was cancelled"
-            else:
-                count = f", {len(earlier) + 1} of {state.spec.restarts.requeue}"
-                uncounted = "; preemption doesn't count toward restarts.requeue"
-                tell(f"requeueing {allocation.name}{uncounted if preempted else count}")
+        if not why and own not in lines and not (why := _why_unnoted(path, own)):
+            count = f", {len(earlier) + 1} of {state.spec.restarts.requeue}"
+            uncounted = "; preemption doesn't count toward restarts.requeue"
+            tell(f"requeueing {allocation.name}{uncounted if preempted else count}")
         if why:
             tell(f"not requeueing {allocation.name}: {why}")
         else:
@@ -547,6 +542,14 @@ def _requeue(
     except DistlaunchError as error:
         return error
     return None
+
+
+def _why_unnoted(path: str, own: Mapping[str, Any]) -> str:
+    """Add the line about a requeue to the list of starts. Return why it must not follow, or ""."""
+    append(path, own)
+    if own not in lines_of(path):
+        return f"{_UNCOUNTED.format(path)}, or others may write to it"
+    return "it was cancelled" if is_stopped(path) else ""  # by a `stop` that can't have seen the line
 
 
 def _end_of_job(spec: JobSpec) -> str:

@@ -601,9 +601,8 @@ def test_a_requeued_job_goes_on_from_its_snapshot(queue: Queue, slurm: Slurm, by
             queue.wait_for(job, f"host3 was lost; Slurm job {job} was requeued")
             slurm.wait_state(job, "PENDING")
             slurm.tool("scontrol", "hold", job)
-            wait_gone(
-                steps, PATIENCE_S
-            )  # or else Slurm ends them later, and with them those of the next start
+            # Otherwise, Slurm ends them later, and with them those of the next start.
+            wait_gone(steps, PATIENCE_S)
         finally:
             slurm.tool(*node, "state=RESUME", status=None)
         slurm.restart("slurmd", "host3")  # or else it remembers the earlier start

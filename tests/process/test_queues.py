@@ -583,6 +583,12 @@ def test_a_script_requeues_no_job_whose_rank_was_killed(tmp_path: Path) -> None:
     assert run_script(requeueing(tmp_path), call, tmp_path).stdout == ""
 
 
+def shown_as(fields: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Provide a scontrol that shows these fields of every job, and records in `asked` what it is asked."""
+    program(directory / "scontrol", f'echo "$*" >>{directory}/asked\necho {fields}')
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+
+
 @pytest.mark.parametrize("shown", ["RUNNING", "TIMEOUT", "STOPPED", "CANCELLED"])
 def test_requeues_no_cancelled_job(shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm may not show it yet that `distlaunch stop` has cancelled it."""
@@ -590,8 +596,7 @@ def test_requeues_no_cancelled_job(shown: str, tmp_path: Path, monkeypatch: pyte
         note_stop(str(tmp_path), "17", "slurm")
     (tmp_path / "asked").touch()
     state = shown.replace("STOPPED", "RUNNING")
-    program(tmp_path / "scontrol", f'echo "$*" >>{tmp_path}/asked\necho JobState={state} EndTime=2026-01-01')
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    shown_as(f"JobState={state} EndTime=2026-01-01", tmp_path, monkeypatch)
     said = list[str]()
     ask_for_another(failed(tmp_path, Cause("why", 1, 1.0)), said.append)
     asked = (tmp_path / "asked").read_text().splitlines()
@@ -603,8 +608,7 @@ def test_requeues_no_cancelled_job(shown: str, tmp_path: Path, monkeypatch: pyte
 def test_a_preemption_with_a_grace_period_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program(tmp_path / "scontrol", f'echo "$*" >>{tmp_path}/asked\necho JobState=RUNNING')
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    shown_as("JobState=RUNNING", tmp_path, monkeypatch)
     starts = tmp_path / "slurm-17.jsonl"
     starts.write_text('{"preempted": true, "requeue": true}\n{"requeue": true}\n' * 2)
     said = list[str]()
@@ -621,8 +625,7 @@ def test_requeues_no_job_whose_requeues_it_cannot_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would do so for ever."""
-    program(tmp_path / "scontrol", f'echo "$*" >>{tmp_path}/asked\necho JobState=RUNNING')
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    shown_as("JobState=RUNNING", tmp_path, monkeypatch)
     starts = tmp_path / "slurm-17.jsonl"
     starts.touch()
     starts.chmod(0o666)

@@ -99,7 +99,6 @@ def raised(error: str, *files: str) -> str:
 VICTIM = raised(f"RuntimeError: {GLOO}", C10D)
 OWN = raised("ValueError: bad")
 STORE = "wait timeout after 5000ms, keys: /default_pg/0//cpu//0/0"
-STORE = "wait timeout after 5000ms, keys: /default_pg/0//cpu//0/0"
 PEER_GONE = {
     "behind torch's prefix": re.sub("(?m)^(?=.)", "[rank3]: ", VICTIM),
     "a backward pass": raised(f"RuntimeError: {GLOO}", "/v/site-packages/torch/autograd/graph.py"),
