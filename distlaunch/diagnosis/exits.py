@@ -263,6 +263,17 @@ def _parsed(error: str) -> tuple[list[re.Match[str]], re.Match[str] | None, list
     return frames, last, [line for line in lines if line.strip() and not re.match(_AFTERWARDS, line)]
 
 
+def exception_line(lines: Sequence[str], start: int, end: int) -> range:
+    """Return the index of a traceback's exception among the lines from `start` to `end`; empty without one.
+
+    Unlike the other lines of a traceback, it is not indented.
+    """
+    for at in range(start, end):
+        if re.match(r"\S", re.sub(_RANK_PREFIX, "", lines[at])):
+            return range(at, at + 1)
+    return range(0)
+
+
 def python_frames(text: str) -> tuple[str, ...]:
     """Return the frames in a traceback or in faulthandler output, in the same order: `read (t.py:3)`."""
     found = re.findall(r'(?m)^  File "(.+)", line (\d+),? in (.+)$', text)
@@ -297,13 +308,17 @@ def _short_path(path: str) -> str:
 
 def root_error(words: str) -> str:
     """Return the first error: the oldest exception in the last traceback's chain, else the last lines."""
+    _, chain = _chains(words)
+    return chain[0] if chain else "\n".join(without_remarks(words).splitlines()[-LAST_LINES:])
+
+
+def _chains(words: str) -> tuple[list[str], list[str]]:
+    """Split output at its tracebacks. Return what precedes the last chain of exceptions, and that chain."""
     blocks = words.split(TRACEBACK)
-    if len(blocks) == 1:
-        return "\n".join(without_remarks(words).splitlines()[-LAST_LINES:])
     first = len(blocks) - 1
     while first > 1 and re.search(_CHAINED, blocks[first - 1]):
         first -= 1
-    return blocks[first]
+    return (blocks[:first], blocks[first:]) if first else (blocks, [])
 
 
 def headline(words: str, raised: bool) -> list[str]:
@@ -399,11 +414,17 @@ def advice(ending: Ending, words: str) -> str:
     if ending.peer_gone:
         hint = next((hint for pattern, hint in _WITHOUT_PEER if re.search(pattern, words)), _NO_ERROR)
         return hint + _CUT_OFF * ending.networked
-    last = "\n".join(words.splitlines()[-LAST_LINES:])
+    last = "\n".join(_without_earlier_exceptions(words).splitlines()[-LAST_LINES:])
     if ending.module and (hint := _of_module(ending.module, last)):
         return hint
     found = next((text for pattern, text in _BY_WORDS if re.search(pattern, last)), "")
     return found(ending) if callable(found) else found
+
+
+def _without_earlier_exceptions(words: str) -> str:
+    """Return output without tracebacks before the last chain of exceptions: the script has handled them."""
+    (start, *earlier), chain = _chains(_plain(words))
+    return "\n".join([start, *("\n".join(_parsed(block)[2]) for block in earlier), *chain])
 
 
 def _of_module(module: str, words: str) -> str:

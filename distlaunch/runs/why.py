@@ -27,7 +27,7 @@ from distlaunch.supervisor.ranks import missing_ranks, missing_words
 from distlaunch.supervisor.root_cause import is_joining, place_of, waits_in
 from distlaunch.supervisor.state import Cause, Phase, State
 from distlaunch.supervisor.status import RunState
-from distlaunch.supervisor.summary import Summary
+from distlaunch.supervisor.summary import LEFT_OUT, Summary
 from distlaunch.wording import counted, cut, listed, rank_list, size_words, span_words
 
 MAX_LINES = 10
@@ -327,7 +327,8 @@ def _recorded(run: Run) -> Explanation | None:
         if cause is None:
             return Explanation(run)
         text, certainty, words = (typed(kind, cause[key]) for key, kind in _OF_CAUSE.items())
-        error = headline("\n".join(words), cause["kind"] in RAISED)
+        shown = [line for line in words if not re.fullmatch(LEFT_OUT, line)]
+        error = headline("\n".join(shown), cause["kind"] in RAISED)
         known = Explanation(run, certainty, text, cause["rank"], cause["node"])
         return known._replace(error=tuple(error), advice=hint or "")
     return None

@@ -167,13 +167,17 @@ def _ended_by_scheduler(state: State, answer: AllocationReported, asked: Asked, 
     cancelled, later = "cancelled" in answer.why, not answer.ends
     text = f"{'' if cancelled else _lost_words(state)}{_allocation_name(state)} {answer.why}"
     cause = Cause(text, STATUS, now, scheduled=True, later=later, cancelled=cancelled, final=answer.final)
+    if later:
+        state = state._replace(interrupts=0)  # the scheduler sent the signal, not the user
     if state.phase is not Phase.STOPPING:
         return state, (JobOver(cause, _signal(state)),)
     signalled = state.cause is None or state.cause.exit_status in _BY_SCHEDULER
-    if asked.coincides or (signalled and not asked.ending):
+    in_grace = state.cause is not None and state.cause.later
+    if asked.coincides or (cancelled if in_grace else signalled and not asked.ending):
         return state.with_cause(cause), (ShowMessage("error", cause.text),)
-    message = ShowMessage("error", f"{_allocation_name(state)} {answer.why}")
-    return state if later else state.overtaken(), (message,)
+    text = f"{_allocation_name(state)} {answer.why}"
+    known = state.cause is not None and state.cause.text == text
+    return state if later else state.overtaken(), () if known else (ShowMessage("error", text),)
 
 
 def _lost_words(state: State) -> str:

@@ -256,10 +256,10 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     if state.cause and state.cause.agent_signum == event.signum and now - state.ended_at < SAME_SIGNAL_S:
         return state.with_cause(stopped), ()  # the signal went to all processes, and reached an agent first
     # A terminal that closes sends SIGHUP and breaks both streams. That counts as one request.
-    return _interrupted_again(state, name, event.by_command) if insists else (state, ())
+    return _interrupted_again(state, name, event.by_command, stopped) if insists else (state, ())
 
 
-def _interrupted_again(state: State, name: str, by_command: bool) -> Step:
+def _interrupted_again(state: State, name: str, by_command: bool, stopped: Cause) -> Step:
     """Handle a signal to a job that is already stopping."""
     by_signal = "press Ctrl-C" if name == "SIGINT" else f"send {name}"
     again = "run `distlaunch stop`" if by_command else by_signal
@@ -267,8 +267,11 @@ def _interrupted_again(state: State, name: str, by_command: bool) -> Step:
     ended = state.plan is not None and all(isinstance(each.phase, Exited) for each in state.workers)
     collects = bool(state.spec.collect.paths)
     if state.interrupts == 1:
-        if state.cause and state.cause.scheduled:  # the signal is part of the same termination
-            return state, ()
+        if state.cause and state.cause.scheduled:
+            if by_command or not overtaken:
+                return _unless_ending(state, stopped)
+            # Either the signal is part of the same termination, or the job was cancelled in its grace period.
+            return state, overtaken if state.cause.later else ()
         if not ended:
             files = ", without collecting files" if collects else ""
             text = f"already stopping; {again} again to kill the workers now{files}"
@@ -285,6 +288,13 @@ def _interrupted_again(state: State, name: str, by_command: bool) -> Step:
         ShowMessage("warning", "exiting without waiting for the agents, which kill all remaining workers"),
         Finish(),
     )
+
+
+def _unless_ending(state: State, stopped: Cause) -> Step:
+    """Cancel a job that the scheduler ends only after a grace period. The ranks are stopping already."""
+    if state.cause and state.cause.later:
+        return state.with_cause(stopped), (ShowMessage("info", stopped.text),)
+    return state, ()
 
 
 def close_overdue(state: State, now: float) -> Step:

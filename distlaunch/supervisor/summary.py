@@ -16,6 +16,8 @@ MAX_LINES, HEAD_LINES = 24, 7
 """Maximum lines of last output shown, and how many of these are the first lines of a longer traceback."""
 STDOUT_LINES = 5
 """Maximum lines of stdout shown for a rank that printed nothing to stderr."""
+LEFT_OUT = r"\(\d+ (?:earlier )?lines? not shown\)"
+"""A line in place of output that isn't shown."""
 RECORD, STDERR, STDOUT = 2, 1, 0
 """Sources of the last output of a rank."""
 OWN_NETWORK = (
@@ -343,15 +345,21 @@ def unstarted(why: str, exit_status: int) -> dict[str, Any]:
 def _end_of(lines: list[str], whole: int) -> list[str]:
     """Return the end of `lines`, which is itself the end of an output of `whole` lines.
 
-    A long traceback keeps its first lines, which are usually those of the user's own code.
+    A long traceback keeps its first lines, which are usually those of the user's own code, and its exception.
     """
-    start, shown = max(0, len(lines) - MAX_LINES), lines[-MAX_LINES:]
+    start = max(0, len(lines) - MAX_LINES)
     traceback = max((at for at, line in enumerate(lines) if exits.TRACEBACK in line), default=start)
+    kept = [*range(start, len(lines))]
     if traceback < start:
-        between = f"({counted(start - traceback, 'line')} not shown)"
-        shown = [*lines[traceback : traceback + HEAD_LINES], between, *shown[HEAD_LINES:]]
+        head, kept = traceback + HEAD_LINES, kept[HEAD_LINES:]
+        exception = exits.exception_line(lines, head, kept[0])
+        kept = [*range(traceback, head), *exception, *kept]
     left_out = whole - len(lines) + min(start, traceback)
-    return [f"({counted(left_out, 'earlier line')} not shown)", *shown] if left_out > 0 else shown
+    shown = [f"({counted(left_out, 'earlier line')} not shown)"] if left_out > 0 else []
+    for before, at in zip([kept[0] - 1, *kept], kept, strict=False):
+        shown += [f"({counted(at - before - 1, 'line')} not shown)"] if at > before + 1 else []
+        shown.append(lines[at])
+    return shown
 
 
 def _record_text(worker: RankState) -> str:

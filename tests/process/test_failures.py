@@ -224,21 +224,28 @@ def test_an_error_that_a_rank_has_handled_does_not_make_it_the_origin(tmp_path: 
     assert "rank 0 (node0) failed first: exit status 1, after losing the connection" in done.stderr
 
 
-def test_a_long_traceback_keeps_its_first_lines(tmp_path: Path) -> None:
-    """They are those of the user's code; libraries come after them."""
-    worker = """
+@pytest.mark.parametrize("more", [0, 30])
+def test_a_long_traceback_keeps_its_first_lines_and_its_exception(tmp_path: Path, more: int) -> None:
+    """The first lines are those of the user's code; libraries come after them, and perhaps more output."""
+    worker = f"""
+        import atexit, sys
         def train(): library(20)
         def library(depth): depth and inner(depth) or 1 / 0
         def inner(depth): library(depth - 1)
+        atexit.register(lambda: sys.stderr.write("cleaning up\\n" * {more}))
         train()
     """
     done = run_one(tmp_path, worker, "logs: {console: none}")
     shown = re.findall(r"distlaunch:   \| (.*)", done.stderr)
-    assert len(shown) == 24 + 1
+    assert len(shown) == 24 + 1 + 2 * bool(more)
     assert shown[0] == "Traceback (most recent call last):"
     assert "in <module>" in shown[1]
     assert "lines not shown)" in shown[7]
-    assert shown[-1] == "ZeroDivisionError: division by zero"
+    error = "ZeroDivisionError: division by zero"
+    assert (shown[8] if more else shown[-1]) == error
+    [events] = tmp_path.glob("runs/*/events.jsonl")
+    events.unlink()  # `why` then has only the summary
+    assert f"  {error}\n" in distlaunch("why", str(events.parent), status=0).stdout
 
 
 NO_INPUT = "nodes: [there]\nlauncher: {command: [sh, -c, 'exec \"$@\" </dev/null', sh]}\n"

@@ -98,6 +98,23 @@ def raised(error: str, *files: str) -> str:
 
 VICTIM = raised(f"RuntimeError: {GLOO}", C10D)
 OWN = raised("ValueError: bad")
+MISSING = raised("ModuleNotFoundError: No module named 'apex'")
+
+
+@pytest.mark.parametrize(
+    ("last_output", "hint"),
+    [
+        (f"{MISSING}falling back\n{OWN}", False),
+        (f"{MISSING}{CAUSE}{OWN}", True),
+        (f"{OWN}trying again\n{MISSING}", True),
+        (f"{MISSING}CUDA out of memory\n{OWN}", True),
+    ],
+    ids=["handled", "a cause", "last", "a remark after it"],
+)
+def test_a_handled_exception_causes_no_advice(last_output: str, hint: bool) -> None:
+    assert bool(exits.advice(Ending(1), last_output)) == hint
+
+
 STORE = "wait timeout after 5000ms, keys: /default_pg/0//cpu//0/0"
 PEER_GONE = {
     "behind torch's prefix": re.sub("(?m)^(?=.)", "[rank3]: ", VICTIM),

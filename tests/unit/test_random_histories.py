@@ -458,6 +458,8 @@ def check_step(before: State, event: Event, wanted: list[Any], after: State, now
     if corrected and before.cause and before.cause.agent_signum is not None and not late:
         # The signal was for all, and an agent heard it before us.
         assert after.cause is not None and after.cause.cancelled
+    elif corrected and before.cause and before.cause.later:  # the user didn't wait for the preemption
+        assert after.cause is not None and after.cause.cancelled
     elif corrected and before.cause and not (grew or late):
         assert after.cause is not None and None not in (before.cause.rank, after.cause.rank)
         assert after.cause.at <= before.cause.at or (before.cause.peer_gone and not after.cause.peer_gone)

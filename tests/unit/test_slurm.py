@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from distlaunch.schedulers import allocation_in
 from distlaunch.schedulers.slurm import ADVICE, scheduler
 from distlaunch.schedulers.task import Task, check_devices, check_master
 from distlaunch.supervisor.actions import AskScheduler
+from distlaunch.supervisor.allocation_end import is_to_go_on
 from distlaunch.supervisor.events import AllocationReported, LinkEnded
 from distlaunch.supervisor.state import Phase
 from distlaunch.supervisor.summary import Summary
@@ -289,6 +291,29 @@ def test_a_signal_at_the_beginning_of_a_grace_period_is_a_preemption(first: Any)
     told = "Slurm job 17 was preempted"
     assert (phase(job), cause(job), job.state.outcome) == (Phase.STOPPING, told, 143)
     assert {action.grace_s for action in closing.of(Close)} == {job.state.spec.limits.stop_s}
+
+
+@pytest.mark.parametrize(
+    ("signals", "told"),
+    [
+        ((Interrupted(15, by_command=True),), "stopped by `distlaunch stop`"),
+        ((Interrupted(2),), "stopped by SIGINT"),
+        ((Interrupted(15), CANCELS), "Slurm job 17 was cancelled"),
+        ((Interrupted(15), PREEMPTS), "Slurm job 17 was preempted"),
+    ],
+    ids=["stop", "Ctrl-C", "scancel", "the end of the grace period"],
+)
+def test_a_job_that_is_cancelled_in_a_grace_period_is_cancelled(signals: Sequence[Any], told: str) -> None:
+    """The first such signal doesn't kill the ranks, although Slurm has sent one, too."""
+    job = inside(SLURM_JOB)
+    spec = job.state.spec
+    job.state = job.state._replace(spec=spec._replace(restarts=spec.restarts._replace(requeue=1)))
+    job.feed(Interrupted(15))
+    preempted = "Slurm job 17 was preempted"
+    assert preempted in texts(job.feed(PREEMPTS))
+    did = Actions(action for each in signals for action in job.feed(each, after=5.0))
+    assert (texts(did), did.of(Close)) == ([told] * (told != preempted), [])
+    assert (cause(job), is_to_go_on(job.state)) == (told, told == preempted)
 
 
 @pytest.mark.parametrize(
