@@ -205,16 +205,16 @@ class Workers:
         self._outlived |= sweep.kill_left(files)
 
     def _on_exit(self, worker: Worker, status: int) -> None:
-        """Report the exit of a reaped worker. If it failed, first send its last output."""
+        """Report the exit of a reaped worker, after its last output."""
         worker.running = False
         self._poller.after(sweep.SETTLE_S, "left", self._kill_left)
         self._confirm(worker)
         if not worker.started:
             return  # its failure to start has already been reported
+        self._read_output(worker)
+        self._send()  # first, because the exit is a control frame, which would overtake the output
         if status != 0:
             self._failed = True
-            self._read_output(worker)
-            self._send()  # first, because the exit is a control frame, which would overtake the output
             self._report_usurper(worker)
         words, went_on = worker.words(status) if status != 0 else (b"", (0.0, 0.0))
         self._outbox.report(

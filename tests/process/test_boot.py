@@ -196,6 +196,33 @@ def test_a_leaving_agent_starts_no_workers(tmp_path: Path) -> None:
                 kill(pid)
 
 
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_workers_output_comes_before_its_exit(status: int, tmp_path: Path) -> None:
+    """A check, which ends with the last exit, would miss an answer that comes after it."""
+    script = f"while [ ! -e go ]; do sleep 0.02; done; echo the answer; exit {status}"
+    worker = messages.WorkerSpec(0, ("sh", "-c", script), str(tmp_path), (), {}, {}, False, ())
+    start = messages.StartWorkers(0, "r", 1, PATIENCE_S, {}, (worker,))
+    code = "from distlaunch.agent import guardian; guardian.main('n', 0)"
+    agent = Going(tmp_path, [sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=ROOT)
+    link = agent.process.stdin
+    assert link is not None
+    try:
+        link.write(encode_command(0, messages.as_object(start)))
+        agent.wait_for('"WorkerStarted"')
+        [pid] = children_of(agent.process.pid)
+        [rank] = children_of(pid)
+        kill(pid, signal.SIGSTOP)
+        wait_until(lambda: procfs.state(pid) == "T", lambda: "not suspended")
+        (tmp_path / "go").touch()
+        wait_until(lambda: procfs.state(rank) == "Z", lambda: "not over")
+        kill(pid, signal.SIGCONT)
+        agent.wait_for('"WorkerExited"')
+        assert "the answer" in agent.stdout.partition('"WorkerExited"')[0]
+    finally:
+        link.close()
+        agent.kill()
+
+
 HANGS = """
 import ctypes
 from distlaunch.agent import guardian, network
