@@ -145,13 +145,16 @@ def collect_of(state: State, node: int) -> Collect | None:
 
 
 def without_files(state: State) -> dict[int, str]:
-    """Return the nodes that `collect.from` lists but that aren't in the last attempt, with reasons."""
+    """Return the nodes to collect from that aren't in the last attempt, with reasons: listed or lost ones."""
     hosts, began = state.spec.collect.nodes, state.started_at is not None or state.restarts
-    if not isinstance(hosts, tuple) or not began or state.interrupts > 1:
+    if hosts == "rank 0" or not began or state.interrupts > 1:
         return {}
-    others = (i for i in range(len(state.nodes)) if state.label(i) in hosts and i not in state.members)
+    others = [i for i in range(len(state.nodes)) if i not in state.members]
+    lost = {i: "the node was lost" for i in others if is_missing(state.nodes[i])}
+    if hosts == "all":
+        return lost
     idle = "the node took no part in the last attempt"
-    return {i: "the node was lost" if is_missing(state.nodes[i]) else idle for i in others}
+    return {i: lost.get(i, idle) for i in others if state.label(i) in hosts}
 
 
 def on_swept(event: Swept, state: State, now: float) -> Step:

@@ -913,13 +913,16 @@ def test_a_spare_replaces_a_lost_node() -> None:
     assert [part.first_rank for part in job.state.plan.nodes] == [0, 2]
 
 
-@pytest.mark.parametrize(("host", "why"), [("b", "was lost"), ("c", "took no part in the last attempt")])
-def test_a_listed_node_that_is_not_in_the_last_attempt_sends_no_files(host: str, why: str) -> None:
-    job = Job(text_of("[a, b]", "spares: [c]", f"collect: {{paths: [x], from: [{host}]}}")).to_running()
-    if host == "b":
+LOST, IDLE = {1: "the node was lost"}, {2: "the node took no part in the last attempt"}
+
+
+@pytest.mark.parametrize(("hosts", "told"), [("[b]", LOST), ("[c]", IDLE), ("all", LOST), ("all", {})])
+def test_a_node_that_is_not_in_the_last_attempt_sends_no_files(hosts: str, told: dict[int, str]) -> None:
+    job = Job(text_of("[a, b]", "spares: [c]", f"collect: {{paths: [x], from: {hosts}}}")).to_running()
+    if told is LOST:
         job.lose(1, clean=True)
     job.fail()
-    assert without_files(job.state) == {"abc".index(host): f"the node {why}"}
+    assert without_files(job.state) == told
 
 
 def test_waits_for_a_late_spare_before_continuing_with_fewer_nodes() -> None:
