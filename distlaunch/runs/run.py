@@ -454,10 +454,16 @@ def _going(runs: Mapping[str, str]) -> list[Run]:
     """Return the active runs, the latest first."""
     over = {run for run, entry in listed().items() if entry.over}
     seen = {name: run_in(path) for name, path in runs.items() if name not in over}
-    if unread := [name for name, run in seen.items() if not run]:
-        seen |= {run.id: run for run in all_living() if run.id in unread}
-    going = [run for run in seen.values() if run and not run.status.state.over]
+    found = [*filter(None, seen.values()), *living_unread(name for name, run in seen.items() if not run)]
+    going = [run for run in found if not run.status.state.over]
     return sorted(going, key=lambda run: run.status.began, reverse=True)
+
+
+def living_unread(runs: Iterable[str]) -> list[Run]:
+    """Return the active runs of this host among these runs, whose directories can't be read."""
+    here, entries = os.uname().nodename, listed()
+    may = {run for run in runs if not (it := entries.get(run)) or (it.host == here and not it.over)}
+    return [*{run.id: run for run in all_living() if run.id in may}.values()] if may else []
 
 
 def _latest(runs: Mapping[str, str]) -> Run | None:

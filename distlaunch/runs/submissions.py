@@ -21,9 +21,9 @@ from distlaunch.runs.run import (
     Run,
     active_runs,
     afar,
-    all_living,
     directories,
     find,
+    living_unread,
     named,
     remembered,
     run_in,
@@ -325,8 +325,7 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
     else:
         known = {**directories(), **_unlisted(submissions().values())}
     latest = {max(found, key=when) for found in named_here}
-    listed = run_list.listed()
-    over = set() if ended else {run for run, entry in listed.items() if entry.over} - latest
+    over = set() if ended else {run for run, entry in run_list.listed().items() if entry.over} - latest
     found, unread = list[Run](), set[str]()
     for name in sorted(known.keys() - over, key=lambda name: (when(name), name), reverse=True):
         second = when(found[-1].id) if found else ""
@@ -336,9 +335,7 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
         if run and (ended or name in latest or not run.status.state.over):
             found.append(run)
         unread |= set() if run else {name}
-    here = os.uname().nodename
-    if unread := {name for name in unread if (it := listed.get(name)) and it.host == here and not it.over}:
-        found += {run.id: run for run in all_living() if run.id in unread}.values()
+    found += living_unread(unread)
     if most != 0:
         found += _queued(places, [*chain(*jobs)], found, ended)  # which may be later than the runs
     found += [] if places else afar(known)
