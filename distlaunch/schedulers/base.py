@@ -34,6 +34,7 @@ _ARRAY = "an array would start the same job many times; submit each job separate
 _WHY = {
     "nodes": "set nodes",
     "requeue": "set restarts.requeue",
+    "signal": "set slurm.signal, so that the script passes the signal on",
     "array": _ARRAY,
     "output": "the job's output goes to logs.dir",
     "wait": "use `submit --wait`",

@@ -128,7 +128,7 @@ class Slurm(base.Scheduler):
             "--reservation=maint",
             r"(?P<array>--array\b|-a)|(?P<output>--(?:output|error)\b|-[oe])|(?P<wait>--wait\b|-W)"
             r"|--(?:wrap|parsable|open-mode|test-only)\b|(?P<nodes>--nodes\b|-N)|(?P<requeue>--(?:no-)?requeue\b)"
-            r"|(?P<cluster>--clusters?\b|-M)",
+            r"|(?P<cluster>--clusters?\b|-M)|(?P<signal>--signal\b)",
             r"--?[A-Za-z][^\0\n]*",
         ),
         **by_their_names(

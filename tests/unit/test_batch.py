@@ -163,6 +163,7 @@ MISTAKES = [
     ("slurm: {extra: [-N5]}", "slurm.extra[0]: -N can't be used: set nodes"),
     ("slurm: {extra: [-Mb]}", "-M can't be used: set SLURM_CLUSTERS, or use `submit --on HOST` with"),
     ("slurm: {extra: [--no-requeue]}", "--no-requeue can't be used: set restarts.requeue"),
+    ("slurm: {extra: ['--signal=B:USR1@40']}", "--signal can't be used: set slurm.signal, so that the"),
     ("slurm: {extra: [-o x]}", "slurm.extra[0]: -o can't be used: the job's output goes to logs.dir"),
     ("slurm: {extra: {reservation: x}}", 'a map; each item must be an option such as "--reservation='),
     ("nodes: 4\nslurm: {nodes: 3}", "slurm.nodes: too few for the job: nodes is 4; raise or remove"),
