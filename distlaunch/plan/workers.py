@@ -219,8 +219,8 @@ def _paths(program: Program) -> tuple[int, ...]:
     """Return the indices of the paths in `_argv`: the interpreter and, after its flag, the script."""
     if program.kind == "command":
         return (0,) if program.placed else ()
-    own = program.kind == "module" or program.words[0].startswith("-")  # python -c: no file
-    return (0,) if own else (0, 2)
+    is_code = not program.placed and program.words[0].startswith("-")  # python -c
+    return (0,) if program.kind == "module" or is_code else (0, 2)
 
 
 # Where the output of each rank goes: the console, with or without a prefix, and a file

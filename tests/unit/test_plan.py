@@ -301,6 +301,7 @@ def test_the_workers_command_line(text: str, argv: tuple[str, ...]) -> None:
         ("script: ../t.py", "/project/t.py", "~/t.py"),
         ("script: /abs/t.py", "/abs/t.py", "/abs/t.py"),
         ("script: ~/t.py", "~/t.py", "~/t.py"),
+        ("script: -t.py", "/project/w/-t.py", "~/own/-t.py"),
         ("command: [./a, x]", "/project/w/a", "~/own/a"),
         ("command: [bin/a, x]", "/project/w/bin/a", "~/own/bin/a"),
         ("command: [a, x]", "a", "a"),
