@@ -114,6 +114,8 @@ class Scheduler:
     """The text that begins an option line in a batch script."""
     harmless: tuple[str, ...] = ("USR1", "USR2")
     """Signals that don't end the job if they arrive while the batch script is still running its setup."""
+    warns_all = False
+    """Whether all processes of a job get termination warnings, which kill ranks that don't handle them."""
     ends: tuple[str, ...] = ()
     """The command that cancels a job."""
     hurries: tuple[str, ...] = ()
@@ -166,7 +168,8 @@ class Scheduler:
 
     def reach(self, allocation: Allocation, node: AllocatedNode, here: str) -> Transport | None:
         """Return the transport from this host, `here`, to a host of an allocation; None = ssh."""
-        return Local() if _short(node.host) in ("localhost", _short(here)) else self.command(node.host)
+        local = _short(node.host) in ("localhost", _short(here))
+        return Local(deaf=self.warns_all) if local else self.command(node.host)
 
     def command(self, host: str) -> Transport | None:
         """Return a transport that starts a command, with stdin, on a host of the job; None = ssh."""

@@ -30,6 +30,7 @@ class Qrsh(Command):
     failed = 1
     advised = ((Kind.TASK_REFUSED, _REFUSED), (Kind.NO_ALLOCATION, "the job is over: see `qstat -j $JOB_ID`"))
     tools = "SGE_BINARY_PATH"
+    deaf = True
 
 
 class GridEngine(base.Scheduler):
@@ -37,6 +38,7 @@ class GridEngine(base.Scheduler):
 
     name, title = "grid-engine", "Grid Engine"
     mark = "#$"
+    warns_all = True
     harmless = ("USR1",)  # SIGUSR2 announces the end
     ends = ("qdel",)  # `qdel -f` is for administrators and unresponsive hosts
     over = re.compile("does not exist")

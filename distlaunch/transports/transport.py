@@ -132,10 +132,23 @@ class Transport(_Frozen):
         raise NotImplementedError
 
 
+_IGNORING = 'trap "" USR1 USR2; '
+"""Shell code for what must survive termination warnings that a scheduler sends to all processes of a job."""
+
+
+def _starting(ignoring: bool) -> list[str]:
+    """Return the command that starts an agent. If `ignoring`, its ranks ignore termination warnings, too."""
+    return ["/bin/sh", "-c", (_IGNORING if ignoring else "") + SCRIPT]
+
+
 class Local(Transport):
-    """This machine as a node. The agent is a child of this process, or of the `runtime` of a container."""
+    """This machine as a node. The agent is a child of this process, or of the `runtime` of a container.
+
+    `deaf` is as in `Command`.
+    """
 
     runtime: str | None = None
+    deaf: bool = False
     name: Literal["local"] = "local"
     here = True
 
@@ -151,7 +164,7 @@ class Local(Transport):
 
     def argv(self) -> list[str]:
         """Return the command for an agent as a child of this process."""
-        return ["/bin/sh", "-c", SCRIPT]
+        return _starting(self.deaf)
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
         """Return the failure that the end of the process indicates. Only a container can be in between."""
@@ -203,7 +216,6 @@ _NO_PATTERNS: Patterns = ()
 _NO_STATUS: int | None = None
 HOST = "{host}"
 """Placeholder for the host in the words of a command."""
-_DEAF = ("/bin/sh", "-c", 'trap "" USR1 USR2; exec "$@"', "sh")
 
 
 class Command(Transport):
@@ -232,7 +244,7 @@ class Command(Transport):
     tools = ""
     """The job variable with the directory of the scheduler's commands, in case PATH was replaced."""
     deaf = False
-    """Whether the command must ignore the termination warnings that the scheduler sends to the whole job."""
+    """Whether the command, the agent and the ranks ignore the scheduler's termination warnings."""
 
     def __init_subclass__(cls) -> None:
         """Keep the fields of this class in subclasses."""
@@ -252,11 +264,11 @@ class Command(Transport):
         return [word.replace(HOST, self.host) for word in self.words]
 
     def argv(self) -> list[str]:
-        """Return the command, which contains no job values.
-
-        If `deaf`, a shell that ignores termination warnings execs it."""
-        start = [*(_DEAF if self.deaf else ()), *self._reaching]
-        return [*start, f"exec /bin/sh -c '{SCRIPT}'"] if self.shell else [*start, "/bin/sh", "-c", SCRIPT]
+        """Return the command, which contains no job values. If `deaf`, a shell execs it."""
+        reaching = ["/bin/sh", "-c", _IGNORING + 'exec "$@"', "sh"] if self.deaf else []
+        sh, dash_c, script = _starting(self.deaf)
+        words = [f"exec {sh} {dash_c} '{script}'"] if self.shell else [sh, dash_c, script]
+        return [*reaching, *self._reaching, *words]
 
     def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """Return the environment with the directory of the scheduler's commands at the end of PATH."""

@@ -34,7 +34,8 @@ LONG = """
     def noted(signum, frame):
         print("got", signal.Signals(signum).name, flush=True)
         raise SystemExit
-    signal.signal(signal.SIGUSR1, noted)
+    for signum in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(signum, noted)
     print("rank", os.environ["RANK"], "runs as", os.getpid(), "on", os.uname().nodename, flush=True)
     signal.pause()
 """
@@ -143,7 +144,11 @@ def test_stops_a_job_that_runs(queue: GridEngineQueue) -> None:
     wait_until(
         lambda: [(row["state"], row["ranks"]) for row in rows()] == [("RUNNING", 6)], lambda: f"{rows()}"
     )
+    for pid, _ in going.ranks.values():  # `stop` sends SIGUSR2 to all processes of a job, except root's
+        ignored = re.findall(r"(?m)^SigIgn:\t(.*)", Path(f"/proc/{pid}/status").read_text())
+        assert int(ignored[0], 16) & 1 << (signal.SIGUSR2 - 1)
     stopped = distlaunch("stop", going.job, status=0)
+    assert queue.output(going.job).count("got SIGTERM") == 2 * NODES
     assert f"CANCELLED, exit status 143: Grid Engine job {going.job} was cancelled" in stopped.stderr
     assert distlaunch("wait", going.job).returncode == 143
     going.wait_gone()
