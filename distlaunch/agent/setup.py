@@ -28,7 +28,7 @@ from urllib.parse import unquote, urlsplit
 from distlaunch.agent.messages import Setup
 from distlaunch.agent.poller import Poller
 from distlaunch.agent.scratch import MAX_ERROR_RECORD, read_left
-from distlaunch.agent.wire import Message
+from distlaunch.agent.wire import MAX_OUTPUT, Message
 from distlaunch.agent.worker import start_child
 
 ENVIRONMENTS = "envs"
@@ -40,6 +40,8 @@ REMOVE_S = 2.0
 """Maximum seconds for removing an unfinished environment, which keeps the agent from doing anything else."""
 MAX_PRINTED = 4096
 """Characters of output to keep for that report."""
+MAX_LINE = MAX_OUTPUT // 2
+"""Bytes of a line after which its beginning is sent, so that no report exceeds MAX_OUTPUT."""
 _INCLUDED = re.compile(
     rb"(?:^|\s)(?:-[rc]|--requirement|--constraint)[ \t=]*(\"[^\"\n]+\"|'[^'\n]+'|(?:\\[^\n]|[^\s\"'#])+)"
 )
@@ -161,9 +163,13 @@ class Environment:
 
         def receive(data: bytes) -> bool:
             nonlocal rest
-            lines, newline, rest = (rest + data).rpartition(b"\n")
-            if newline:
-                show(lines + newline)
+            rest += data
+            size = rest.rfind(b"\n") + 1
+            if len(rest) - size > MAX_LINE:
+                size = len(rest) - len(_ENDED)
+            if size:
+                show(rest[:size])
+                rest = rest[size:]
             return rest.endswith(_ENDED)
 
         def show(output: bytes) -> None:

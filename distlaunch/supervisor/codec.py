@@ -11,7 +11,7 @@ from typing import Any
 
 from distlaunch import __version__
 from distlaunch.agent import messages
-from distlaunch.agent.wire import PROTOCOL, ProtocolError
+from distlaunch.agent.wire import MAX_OUTPUT, PROTOCOL, ProtocolError
 from distlaunch.contract import INTERFACE_VARIABLES
 from distlaunch.job.spec import MAX_GPUS, EnvValue, JobSpec
 from distlaunch.job.text import REDACTED, is_hidden, is_secret, masked, redacted
@@ -175,6 +175,7 @@ _FIELD_CHECKS: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
     (messages.RanksLag, "seen"): _seen,
     (messages.RanksStalled, "stopped"): _stopped,
     (messages.RouteFound, "seen"): _facts,
+    (messages.SetupPrinted, "text"): lambda value, name: value[:MAX_OUTPUT],
     (messages.StackDumped, "text"): lambda value, name: _cut_lines(value[:MAX_STACK]),
     (messages.Stuck, "processes"): _objects,
     (messages.TreeLacks, "contents"): _ascending,
