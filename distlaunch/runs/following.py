@@ -114,6 +114,9 @@ def lacks_end(state: State, document: Mapping[str, Any]) -> bool:
     cause = document.get("cause")
     rank = cause.get("rank") if isinstance(cause, dict) else None
     known = state.phase is Phase.DONE and rank in (None, state.cause and state.cause.rank)
+    if isinstance(workers := document.get("workers"), list):
+        ends = [each.get("status") for each in workers if isinstance(each, dict)]
+        known = known and ends == [worker.status for worker in state.workers]
     return bool(document) and not known
 
 
