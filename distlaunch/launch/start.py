@@ -111,7 +111,8 @@ def start_run(spec: JobSpec, listener: "InboundListener | None" = None) -> Start
         spec = spec._replace(invocation=spec.invocation._replace(script=script))
     if spec.logs.torchrun:
         spec = spec._replace(allocation=_surrounding(bool(listener)))
-    if spec.allocation and spec.allocation.queued and in_rank():  # the job's run is another one
+    nested = spec.allocation is not None and in_rank()  # the job's run is another one
+    if spec.allocation and nested:
         spec = spec._replace(allocation=spec.allocation._replace(queued=False))
     if spec.allocation and spec.allocation.queued:
         spec = _continued(spec)
@@ -135,7 +136,8 @@ def start_run(spec: JobSpec, listener: "InboundListener | None" = None) -> Start
         raise
     if spec.allocation and spec.allocation.queued:
         append(path_of_starts(spec), _begun(spec, run_id, spec.allocation)._asdict())
-    note_begin(run_id, directory.path, status.controller.host, _ticket(spec, listener))
+    ticket = None if nested else _ticket(spec, listener)
+    note_begin(run_id, directory.path, status.controller.host, ticket)
     # Looking up addresses takes as long as the name server does, so it runs while links are being opened.
     return Start(spec, run_id, directory, status, links, ask_addresses(spec), began, listener, code)
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -81,6 +82,20 @@ def test_attach_shows_a_later_run_from_its_beginning_even_if_it_is_over(queue: Q
         assert [f"hello from {rank}" in attached.stdout for rank in range(3)] == [True] * 3
     finally:
         attached.kill()
+
+
+def test_the_run_of_a_job_of_mpirun_is_not_the_one_inside_it(queue: Queue) -> None:
+    if shutil.which("mpirun.openmpi") is None:
+        pytest.skip("missing: mpirun.openmpi")
+    keys = "launcher: mpirun\nmpirun: mpirun.openmpi\nprocs_per_node: 1"
+    job = queue.submit(
+        "import os, signal\nprint('rank', os.environ['RANK'], flush=True)\nsignal.pause()", keys
+    )
+    queue.wait_for(job, "rank ", NODES)
+    assert len(re.findall(r"rank \d", distlaunch("logs", job, status=0).stdout)) == NODES
+    stopped = distlaunch("stop", job, status=0)
+    assert f"CANCELLED, exit status 143: Slurm job {job} was cancelled" in stopped.stderr
+    assert distlaunch("wait", job).returncode == 143
 
 
 def test_a_job_that_waits_says_why_and_can_be_stopped(queue: Queue) -> None:
