@@ -75,10 +75,11 @@ def test_hosts_come_from_the_allocation(tmp_path: Path, allocation: str, keys: s
 
 
 @pytest.mark.usefixtures("allocation")
-def test_open_mpis_mpirun_starts_ranks_on_all_hosts_of_the_allocation(tmp_path: Path) -> None:
-    if shutil.which("mpirun.openmpi") is None:
-        pytest.skip("missing: mpirun.openmpi")
-    keys = f"{CPU}launcher: mpirun\nmpirun: mpirun.openmpi\nprocs_per_node: 1\n"
+@pytest.mark.parametrize("mpirun", ["mpirun.openmpi", "mpirun.mpich"])
+def test_mpirun_starts_ranks_on_all_hosts_of_the_allocation(mpirun: str, tmp_path: Path) -> None:
+    if shutil.which(mpirun) is None:
+        pytest.skip(f"missing: {mpirun}")
+    keys = f"{CPU}launcher: mpirun\nmpirun: {mpirun}\nprocs_per_node: 1\n"
     done = distlaunch("run", str(write_job(tmp_path, SAYS, keys)))
     said = sorted(re.findall(r"rank (\d+) on (\S+)$", done.stdout, re.MULTILINE))
     assert said == [("0", "host1"), ("1", "host2"), ("2", "host3")], done.stderr

@@ -84,7 +84,8 @@ def test_attach_shows_a_later_run_from_its_beginning_even_if_it_is_over(queue: Q
         attached.kill()
 
 
-def test_the_run_of_a_job_of_mpirun_is_not_the_one_inside_it(queue: Queue) -> None:
+@pytest.mark.parametrize("named", ["", "train.yaml"])
+def test_the_run_of_a_job_of_mpirun_is_not_the_one_inside_it(queue: Queue, named: str) -> None:
     if shutil.which("mpirun.openmpi") is None:
         pytest.skip("missing: mpirun.openmpi")
     keys = "launcher: mpirun\nmpirun: mpirun.openmpi\nprocs_per_node: 1"
@@ -92,7 +93,7 @@ def test_the_run_of_a_job_of_mpirun_is_not_the_one_inside_it(queue: Queue) -> No
     queue.wait_for(job, "a rank\n", NODES)
     assert distlaunch("logs", job, status=0).stdout.count("a rank\n") == NODES
     assert [row["run"].rpartition("-2")[0] for row in rows(job)] == ["train"]
-    stopped = distlaunch("stop", job, status=0)
+    stopped = distlaunch("stop", str(queue.directory / named) if named else job, status=0)
     assert f"CANCELLED, exit status 143: Slurm job {job} was cancelled" in stopped.stderr
     assert distlaunch("wait", job).returncode == 143
 
