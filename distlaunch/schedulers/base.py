@@ -34,7 +34,7 @@ _ARRAY = "an array would start the same job many times; submit each job separate
 _WHY = {
     "nodes": "set nodes",
     "requeue": "set restarts.requeue",
-    "signal": "set slurm.signal, so that the script passes the signal on",
+    "signal": "set slurm.signal",
     "array": _ARRAY,
     "output": "the job's output goes to logs.dir",
     "wait": "use `submit --wait`",
@@ -116,6 +116,8 @@ class Scheduler:
     """Signals that don't end the job if they arrive while the batch script is still running its setup."""
     warns_all = False
     """Whether all processes of a job get termination warnings, which kill ranks that don't handle them."""
+    waits = False
+    """Whether a batch script runs the call in the background, so that `closing` has to wait for it."""
     ends: tuple[str, ...] = ()
     """The command that cancels a job."""
     hurries: tuple[str, ...] = ()
@@ -216,10 +218,6 @@ class Scheduler:
         comment = f"# {self.title} itself shows a job's output only after the job has ended."
         return "", comment, f"exec >>{path} 2>&1"
 
-    def waits(self, spec: JobSpec) -> bool:
-        """Return whether the call runs in the background, so that `closing` has to wait for it."""
-        return False
-
     def closing(self, spec: JobSpec) -> Sequence[str]:
         """Return the lines that come after the call."""
         return ()
@@ -238,7 +236,7 @@ class Scheduler:
         lines = [*lines, "set +eu; trap - ERR  # the last lines must run"] if lines and closing else lines
         before = ["", f"trap : {' '.join(self.harmless)}", *lines] if lines else []
         head += [*(self.opening(spec) if followed else ()), *before, *TRAP]
-        run = _run_lines(call, " &" if self.waits(spec) else "")
+        run = _run_lines(call, " &" if self.waits else "")
         return "\n".join([*head, "", *run, *closing, ""])
 
     def submit(self, script: str) -> str:

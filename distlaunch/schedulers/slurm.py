@@ -94,7 +94,7 @@ class Slurm(base.Scheduler):
 
     name, title, step = "slurm", "Slurm", "step"
     mark = "#SBATCH"
-    answers = True
+    answers, waits = True, True
     chooses = "set nodes to the number of nodes; slurm.nodelist requests specific hosts"
     section = base.section(
         {
@@ -197,7 +197,7 @@ class Slurm(base.Scheduler):
     def remarks(self, spec: JobSpec) -> Iterator[str]:
         """Also mention the signal that ranks get after a termination warning, unless the job file sets it."""
         yield from super().remarks(spec)
-        if self.waits(spec) and "on_warning" not in spec.places:
+        if "signal" in self.asked(spec) and "on_warning" not in spec.places:
             yield "after slurm.signal, ranks get SIGTERM and must exit; for another signal, set on_warning"
 
     def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
@@ -226,21 +226,14 @@ class Slurm(base.Scheduler):
         if spec.elastic or "spares" in spec.places:
             yield "--no-kill"
 
-    def waits(self, spec: JobSpec) -> bool:
-        """Return whether the script's shell must pass on the termination warning."""
-        return "signal" in self.asked(spec)
-
     def closing(self, spec: JobSpec) -> list[str]:
-        """Pass on the termination warning, and requeue a job that a killed distlaunch couldn't requeue."""
-        lines = []
-        if self.waits(spec):
-            name = self.asked(spec)["signal"].rpartition(":")[2].partition("@")[0]
-            lines = [
-                "# Slurm sends the termination warning only to this shell.",
-                f"trap 'kill -{name} $!' {name}",
-                "while kill -0 $! 2>/dev/null; do wait $!; done",
-                "wait $!",
-            ]
+        """Pass on termination warnings, and requeue a job that a killed distlaunch couldn't requeue."""
+        lines = [
+            "# Slurm may send a termination warning only to this shell.",
+            "trap 'kill -USR1 $!' USR1; trap 'kill -USR2 $!' USR2",
+            "while kill -0 $! 2>/dev/null; do wait $!; done",
+            "wait $!",
+        ]
         if not spec.restarts.requeue:
             return lines
         counted = """$(cat "$starts" 2>/dev/null | grep -c '^{"requeue')"""

@@ -257,6 +257,14 @@ def test_stop_now_cancels_a_waiting_job_at_once(queue: Queue) -> None:
     assert time.monotonic() - began < 30.0
 
 
+@pytest.mark.parametrize("name", ["USR1", "USR2"])
+def test_a_warning_for_the_jobs_shell_alone_reaches_each_rank(queue: Queue, slurm: Slurm, name: str) -> None:
+    job = queue.submit(WAITS, "on_warning: USR1")
+    queue.wait_for(job, "ready", NODES)
+    slurm.tool("scancel", "--batch", f"--signal={name}", job)
+    queue.wait_for(job, "got SIGUSR1", NODES)
+
+
 def test_a_signal_to_all_steps_of_a_job_stops_it(queue: Queue, slurm: Slurm) -> None:
     job = queue.submit(SLEEPER, "restarts: {requeue: 1}")
     queue.wait_for(job, "ready", times=3)

@@ -163,7 +163,7 @@ MISTAKES = [
     ("slurm: {extra: [-N5]}", "slurm.extra[0]: -N can't be used: set nodes"),
     ("slurm: {extra: [-Mb]}", "-M can't be used: set SLURM_CLUSTERS, or use `submit --on HOST` with"),
     ("slurm: {extra: [--no-requeue]}", "--no-requeue can't be used: set restarts.requeue"),
-    ("slurm: {extra: ['--signal=B:USR1@40']}", "--signal can't be used: set slurm.signal, so that the"),
+    ("slurm: {extra: ['--signal=B:USR1@40']}", "--signal can't be used: set slurm.signal"),
     ("slurm: {extra: [-o x]}", "slurm.extra[0]: -o can't be used: the job's output goes to logs.dir"),
     ("slurm: {extra: {reservation: x}}", 'a map; each item must be an option such as "--reservation='),
     ("nodes: 4\nslurm: {nodes: 3}", "slurm.nodes: too few for the job: nodes is 4; raise or remove"),
@@ -331,8 +331,8 @@ def test_a_script_has_the_trap_the_setup_and_the_command(name: str, setup: str, 
     scheduler = load(name)
     spec = submitted(f"script: t.py\n{scheduler.key}: {{setup: {setup}}}\n", tmp_path)
     lines = scheduler.script(spec, CALL).splitlines()
-    call = lines.index("distlaunch run /work/job.yaml")
-    ends = {"grid-engine": "exit $status"}  # other exit statuses mean nothing to a scheduler
+    call = lines.index("distlaunch run /work/job.yaml" + " &" * scheduler.waits)
+    ends = {"grid-engine": "exit $status", "slurm": "wait $!"}
     assert ("set +eu; trap - ERR  # the last lines must run" in lines) == (name in ends)
     shown = [line for line in lines[:call] if not line.startswith("set +eu")]
     trap, first, second, before, _, traps, after = shown[-7:]
