@@ -478,8 +478,16 @@ def call(function: Callable[..., Any] | str, *args: Any, procs: int = 1, **more:
     marked = {line.rank: line.text for line in last if line.text.startswith(MARK)}
     if missing := sorted(result.statuses.keys() - marked):
         raise RankError(result._replace(why=f"rank {missing[0]} exited without a result"), missing[0], "")
-    packed_results = (base64.b64decode(marked[rank][len(MARK) :]) for rank in sorted(marked))
-    return [pickle.loads(zlib.decompress(each)) for each in packed_results]  # noqa: S301 (from the user's own ranks)
+    return [_unpacked(result, rank, marked[rank][len(MARK) :]) for rank in sorted(marked)]
+
+
+def _unpacked(result: Result, rank: int, packed: str) -> Any:
+    """Return what a rank has returned. Raises `RankError`."""
+    try:
+        return pickle.loads(zlib.decompress(base64.b64decode(packed)))  # noqa: S301 (from the user's own rank)
+    except Exception as error:  # of any kind, from the class of the result
+        why = f"the result of rank {rank} can't be unpickled: {type(error).__name__}: {error}"
+        raise RankError(result._replace(why=why), rank, "") from error
 
 
 def _packed_call(function: Callable[..., Any] | str, args: Any, kwargs: Any) -> list[str]:

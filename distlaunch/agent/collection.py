@@ -56,6 +56,8 @@ class Collection:
             path, matched = os.path.normpath(os.path.expanduser(pattern)), False
             base = "/" if os.path.isabs(path) else os.path.expanduser(self._command.workdir)
             parts = [part for part in path.strip("/").split("/") if part != "."] or ["**"]
+            # Several ** in a row match the same as one, but take exponential time.
+            parts = [part for before, part in zip(["", *parts], parts) if (before, part) != ("**", "**")]
             fixed = itertools.takewhile(lambda part: not {*part} & {*"*?"}, parts if base == "/" else ())
             self._root = os.path.realpath(os.path.join(base, *fixed))
             for found in self._search(base, parts):

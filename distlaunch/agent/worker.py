@@ -29,6 +29,8 @@ MAX_LATER = 1 << 11
 NEVER = -1.0
 """A time before any output."""
 _TRACEBACK = b"Traceback (most recent call last):"
+_AT_EXIT = b"terminate called without an active exception"
+"""What C++ prints if a thread outlives the interpreter. It doesn't show why that exits."""
 
 
 class Worker:
@@ -72,7 +74,8 @@ class Worker:
         stderr.
         """
         exited, (stdout, stderr) = status > 0 or self.stopping, self._traced_at
-        stream = 0 if (exited and stdout > stderr) or not self._last[1].strip() else 1
+        empty = not self._last[1].replace(_AT_EXIT, b"").strip()
+        stream = 0 if (exited and stdout > stderr) or empty else 1
         traced, other = self._traced_at[stream], 1 - stream
         if traced == NEVER:
             return self._last[stream], (0.0, 0.0)

@@ -56,6 +56,7 @@ def report(which: Which = None, output: Output = None, trace: Trace = None, as_j
     from distlaunch.runs.html import is_page_of, page
     from distlaunch.runs.report import report_of
 
+    _refuse_two_documents(as_json, output, trace)
     found = report_of(run_of(which))
     if as_json:
         print_json(found.document())
@@ -78,6 +79,7 @@ def bundle(
     """Write an archive of a run for a bug report: report, events and last output, with secrets hidden."""
     from distlaunch.runs.bundle import bundle_of
 
+    _refuse_two_documents(as_json, output)
     run = run_of(which)
     files, unknown = bundle_of(run, os.environ, anonymous)
     if unknown:
@@ -97,6 +99,11 @@ def bundle(
             member.size, member.mode, member.mtime = len(data), 0o600, int(run.status.since)
             archive.addfile(member, io.BytesIO(data))
     _write(output or f"{run.id}.tar.gz", packed.getvalue(), lambda head: _holds(head, run.id))
+
+
+def _refuse_two_documents(as_json: bool, *paths: str | None) -> None:
+    if (*paths, "-" if as_json else None).count("-") > 1:
+        raise UsageError("only one of --json and files written to - can be printed to stdout")
 
 
 def _holds(head: bytes, run: str) -> bool:

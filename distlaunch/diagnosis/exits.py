@@ -96,7 +96,7 @@ _LIBRARY = r"/(?:site|dist)-packages/|/lib/python\d|^<frozen "
 _EXCEPTION = r"(?m)^([A-Za-z_][\w.]*)(?:: (.*))?$"
 _EXPIRED = (
     r"(?i:timed out|time-out|\b(?:wait|socket|operation|application|connect|connection|read|write|barrier"
-    r"|request|gateway) timeout\b|timeout waiting)"
+    r"|request|gateway) timeout\b|timeout waiting|failed to pass monitoredbarrier)"
 )
 """What torch, gloo and others say when time runs out. The word "timeout" alone may be a setting's name."""
 _TRANSIENT = (
@@ -114,7 +114,7 @@ _MORE = (
 _IN_TORCH_DISTRIBUTED = r"/torch/distributed/(?!elastic/|launcher/|run\.py)"
 _COLLECTIVES = (
     r"gloo/|[Gg]loo connect|c10d|TCPStore|Dist(?:Network|Store|Backend)Error|ProcessGroup|nccl|NCCL"
-    r"|monitoredBarrier|JAX distributed service"
+    r"|monitoredBarrier|JAX distributed service|tensorpipe"
 )
 _OF_THE_STORE = (
     r"wait timeout after \d+ms, keys: |Timed out after \d+ seconds waiting for clients"
@@ -124,8 +124,10 @@ _OF_THE_STORE = (
 _LOST = (
     r"[Cc]onnection (?:was )?(?:closed|reset|refused)|Broken pipe|[Ff]ailed to recv"
     r"|failed to connect|remote process exit|ncclRemoteError|network error|pair closure"
-    r"|received errors while waiting|another task died"
+    r"|received errors while waiting|another task died|\beof \(this error originated at tensorpipe"
 )
+_OF_RANKS = r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)"
+"""The failed ranks in the exception that torch.distributed.checkpoint raises on all ranks."""
 _TORCHRUN = (
     r'(?m)^Traceback \(most recent call last\):\n(?:  .*\n)*?  File ".*/torch/distributed/run\.py", line '
 )
@@ -158,7 +160,8 @@ class Words(Frozen):
     earlier ones.
     `timed_out` is set if no connection was lost but waiting for the peer timed out. `on_gpu` is set if
     torch's watchdog for nccl reported the error. `stack` contains the frames in which the rank was waiting.
-    `raised` is the exception, or None if there is none or it may be temporary.
+    `raised` is the exception, or None if there is none or it may be temporary. `of_ranks` are the ranks that
+    the exception names as the ones that failed, if any.
     """
 
     traceback: bool = False
@@ -167,6 +170,7 @@ class Words(Frozen):
     stack: tuple[str, ...] = ()
     raised: Raised | None = None
     on_gpu: bool = False
+    of_ranks: tuple[int, ...] = ()
 
 
 def words_of(
@@ -196,7 +200,9 @@ def words_of(
     last = _final_exception(recorded or output)
     raised = _raised_in(last)
     found = TRACEBACK in output or bool(recorded)
-    return Words(found, peer_gone, timed_out and not lost, stack, raised, on_gpu)
+    named = re.findall(_OF_RANKS, re.split(rf"(?m)^{re.escape(TRACEBACK)}$", recorded or output)[-1])
+    of_ranks = tuple(int(rank) for rank in named[-1].split(",")) if found and named else ()
+    return Words(found, peer_gone, timed_out and not lost, stack, raised, on_gpu, of_ranks)
 
 
 def _without_handled(output: str, status: int, went_on: tuple[float, float]) -> str:

@@ -379,6 +379,8 @@ def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> St
     If the rank merely lost a peer, wait for a better cause until Timer.VERDICT expires.
     """
     words = words_of(event.status, event.words, event.error_record, event.went_on)
+    if words.of_ranks and rank not in words.of_ranks:
+        words = words._replace(peer_gone=True)  # it has only heard of the failure
     if words.peer_gone:
         state = root_cause.with_exit(
             state, rank, peer_gone=True, timed_out=words.timed_out, on_gpu=words.on_gpu

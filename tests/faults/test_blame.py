@@ -1,4 +1,4 @@
-"""The rank that is named as the first to fail, and its error, of scripts that fail in twenty ways."""
+"""The rank that is named as the first to fail, and its error, of scripts that fail in many ways."""
 
 from pathlib import Path
 from typing import Any

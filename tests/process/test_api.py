@@ -246,6 +246,13 @@ def test_calls_a_function_by_name_or_by_value(directory: Path) -> None:
         dl.call("math:sqrt", -1.0, gpus_per_node=0)
     assert caught.value.rank == 0
     assert re.fullmatch(r"(?s)Traceback.*ValueError: math domain error", caught.value.traceback)
+    (directory / "odd.py").write_text(
+        "class Odd(Exception):\n    def __init__(self, a, b): super().__init__(a)\n"
+    )
+    (directory / "gives.py").write_text("from odd import Odd\ndef main(): return Odd(1, 2)\n")
+    with pytest.raises(dl.RankError, match="the result of rank 0 can't be unpickled: ") as caught:
+        dl.call("gives:main", gpus_per_node=0)
+    assert caught.value.rank == 0
     with pytest.raises(dl.UsageError, match="pass the path of a file"):
         dl.call("own:main", os.urandom(2 << 20), y=1)
     with pytest.raises(dl.UsageError, match=r"package\.module:name"):

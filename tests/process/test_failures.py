@@ -224,6 +224,24 @@ def test_an_error_that_a_rank_has_handled_does_not_make_it_the_origin(tmp_path: 
     assert "rank 0 (node0) failed first: exit status 1, after losing the connection" in done.stderr
 
 
+def test_a_rank_that_an_abort_ends_after_it_has_lost_a_peer_is_not_the_origin(tmp_path: Path) -> None:
+    """It prints that to stdout and exits, but a thread of gloo outlives the interpreter."""
+    worker = """
+        import os, time
+        lost = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:32928"
+        if os.environ["RANK"] == "1":
+            while not os.path.exists("aborted"):
+                time.sleep(0.02)
+            raise ValueError("bad sample")
+        print(lost, flush=True)
+        os.write(2, b"terminate called without an active exception\\n")
+        open("aborted", "w").close()
+        os.abort()
+    """
+    job = write_job(tmp_path, worker, "procs_per_node: 2\nrendezvous: none\n")
+    assert "rank 1 (node0) failed first: exit status 1" in distlaunch("run", str(job), status=1).stderr
+
+
 @pytest.mark.parametrize("more", [0, 30])
 def test_a_long_traceback_keeps_its_first_lines_and_its_exception(tmp_path: Path, more: int) -> None:
     """The first lines are those of the user's code; libraries come after them, and perhaps more output."""

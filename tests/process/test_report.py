@@ -193,6 +193,8 @@ def test_reports_what_is_left_of_a_damaged_run(tmp_path: Path) -> None:
         (run / name).unlink()
     for command in ("report", "bundle"):
         assert distlaunch(command, str(run), "-o", "-", status=0, text=False).stdout
+        both = distlaunch(command, str(run), "-o", "-", "--json", status=2)
+        assert both.stdout == "" and "only one of --json and files written to -" in both.stderr
     assert "incomplete: events.jsonl: " in distlaunch("why", str(run), status=0).stdout
 
 

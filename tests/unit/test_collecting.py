@@ -1,6 +1,7 @@
 """Files from nodes: what a node may send, and what is kept of it."""
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,13 @@ def test_of_two_files_with_the_same_name_sends_the_first(tree: Path) -> None:
     box = collected(tree, name[1:], name)
     assert box.names() == [name[1:]]
     assert box.queued[-1].left_out == ((name[1:], "another file has the same path under collected/"),)
+
+
+def test_several_stars_in_a_row_read_each_directory_once(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, listdir = Counter[str](), os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: read.update([path]) or listdir(path))
+    collected(tree, "/".join(["**"] * 9))
+    assert {*read.values()} == {1}
 
 
 def test_tries_no_more_files_than_the_maximum(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,10 @@ PEER_GONE = {
         "DistStoreError: Timeout waiting for key: default_pg/0//0 after 9 ms", C10D
     ),
     "a barrier": raised("DistStoreError: barrier timeout after 9000ms, key: b", C10D),
+    "a monitored barrier": raised(
+        "RuntimeError: [Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 9000 ms", C10D
+    ),
+    "rpc": raised("RuntimeError: eof (this error originated at tensorpipe/transport/shm/x_impl.cc:259)"),
     "nccl": raised(
         "DistBackendError: NCCL error in: x.cpp:77, remote process exited or …\nncclRemoteError: …\n"
     ),
@@ -179,6 +183,23 @@ OWN_ERRORS = {
 def test_distinguishes_the_loss_of_a_peer_from_a_ranks_own_errors(words: str) -> None:
     gone = words in PEER_GONE.values()
     assert words_of(1, words).peer_gone == words_of(-signal.SIGABRT, words).peer_gone == gone
+
+
+NAMED = "torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys"
+CHECKPOINT = """ (RANK 1)
+  File "/v/torch/distributed/checkpoint/utils.py", line 252, in all_reduce
+    local_data = map_fun()
+OSError: [Errno 27] File too large
+"""
+
+
+@pytest.mark.parametrize("ranks", [(1,), (1, 12)])
+@pytest.mark.parametrize("prefix", ["", "[rank3]: "])
+def test_finds_the_ranks_that_failed_to_save_a_checkpoint(ranks: tuple[int, ...], prefix: str) -> None:
+    text = raised(f"{NAMED}({[*ranks]})") + TRACEBACK + CHECKPOINT
+    words = re.sub("(?m)^(?=.)", prefix, text)
+    assert words_of(1, words).of_ranks == ranks
+    assert words_of(1, f"{words}falling back\n{OWN}").of_ranks == ()
 
 
 BAD = ("ValueError", "train.py:9", "bad")

@@ -45,6 +45,7 @@ _CASES = [
     Case("abort", 1, 2, 134, fail="aborts"),
     Case("backward_assert", 1, 2, 1, ["the gradient is not finite"], body="asserts_in_backward"),
     Case("before_init", 0, 2, 1, ["vocabulary.json: 0 tokens"], "before_init", "alone"),
+    Case("checkpoint", 2, 3, 1, ["the disk of part 2 is full"], body="saves"),
     Case("early_return", 1, 4, 0, body="returns_early"),
     Case("exit_3", 0, 2, 3, ["the volume of the checkpoints is full"], fail="exits_3"),
     Case("exit_3_finally", 1, 2, 3, ["the checkpoint has 16 heads"], "with_finally", fail="exits_3"),

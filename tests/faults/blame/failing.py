@@ -148,6 +148,22 @@ def loads() -> None:
         dist.all_reduce(batch)
 
 
+class Unwritable:
+    def __reduce__(self) -> Any:
+        raise OSError(WORDS)
+
+
+def saves() -> None:
+    """A rank can't write its part of a checkpoint; torch raises an exception on all ranks."""
+    from torch.distributed import checkpoint
+
+    part = {f"part{dist.get_rank()}": Unwritable() if FAILS else 1}
+    try:
+        checkpoint.save(part, checkpoint_id="checkpoint")
+    finally:
+        time.sleep(0.5 * FAILS)  # the others end first
+
+
 # What is around that
 
 
