@@ -132,8 +132,9 @@ def _procs(spec: JobSpec, node: NodeSpec) -> int:
 def _settings(spec: JobSpec) -> dict[str, EnvValue]:
     """Return mpirun settings as variables, since options differ between Open MPI 4, Open MPI 5 and MPICH."""
     settings = {**_DEFAULTS, _EXPORTED: ";".join((*_PASSED_ON, *spec.program.env))}
-    if all(node.reach.name == "slurm" for node in spec.nodes):
-        settings["HYDRA_LAUNCHER"] = "slurm"  # which Hydra itself chooses outside a step
+    launchers = {node.reach.hydra for node in spec.nodes}
+    if len(launchers) == 1 and "" not in launchers:
+        settings["HYDRA_LAUNCHER"] = launchers.pop()  # which Hydra itself chooses outside a step
     reach = next((node.reach for node in spec.nodes if isinstance(node.reach, Ssh)), None)
     if reach and reach.options.config:
         shell = f"ssh -F {reach.options.config}"

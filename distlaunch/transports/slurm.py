@@ -58,6 +58,7 @@ class SlurmStep(Transport):
     options: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     name: Literal["slurm"] = "slurm"
+    hydra = "slurm"
     keeps_alive = False
     patience_s = 0.5  # srun must be running to end its step
     allocated = True

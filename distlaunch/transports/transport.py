@@ -65,6 +65,8 @@ class Transport(_Frozen):
     """Whether a scheduler provides the hosts, which may not be known yet."""
     here = False
     """Whether the node is known to be this machine."""
+    hydra = ""
+    """The launcher with which MPICH's mpirun reaches the job's other nodes; "" = mpirun chooses."""
     keeps_alive = True
     """Whether the process soon exits on its own if the node becomes unreachable.
 

@@ -17,6 +17,7 @@ import zlib
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -167,30 +168,54 @@ def test_empty_lines_before_the_candidates_are_skipped(fake_python: Path) -> Non
     assert ran.stdout.startswith(READY_MARKER + bytes(fake_python) + b"|-I|")
 
 
-def test_a_leaving_agent_starts_no_workers(tmp_path: Path) -> None:
-    """The guardian's death and the command to start are found together by an agent that was suspended."""
-    worker = messages.WorkerSpec(0, ("sleep", "1000"), str(tmp_path), (), {}, {}, False, ())
-    start = messages.StartWorkers(0, "r", 1, 9, {}, (worker,))
-    code = "from distlaunch.agent import guardian; guardian.main('n', 0)"
-    agent = Going(tmp_path, [sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=ROOT)
-    link, pid = agent.process.stdin, 0
-    assert link is not None
-    try:
-        for pongs in (1, 2):  # the second comes from the loop
-            link.write(encode_command(0, messages.as_object(messages.Ping())))
-            agent.wait_for('"Pong"', pongs)
-        pid = children_of(agent.process.pid)[0]
+SERVES = "from distlaunch.agent import guardian; guardian.main('n', 0)"
+
+
+class Agent(Going):
+    """An agent that this code starts, with its end of the link."""
+
+    def __init__(self, directory: Path, code: str = SERVES) -> None:
+        super().__init__(directory, [sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=ROOT)
+        self._directory = directory
+        assert self.process.stdin
+        self.link = self.process.stdin
+
+    def send(self, *commands: Any) -> None:
+        self.link.write(b"".join(encode_command(0, messages.as_object(each)) for each in commands))
+
+    def start_of(self, *argv: str, lease_s: float) -> messages.StartWorkers:
+        """The command to start one worker."""
+        worker = messages.WorkerSpec(0, argv, str(self._directory), (), {}, {}, False, ())
+        return messages.StartWorkers(0, "r", 1, lease_s, {}, (worker,))
+
+    def suspend(self) -> int:
+        """Stop the agent itself, but not its guardian. Return its PID."""
+        pid = children_of(self.process.pid)[0]
         kill(pid, signal.SIGSTOP)
         wait_until(lambda: procfs.state(pid) == "T", lambda: "not suspended")
-        link.write(encode_command(0, messages.as_object(start)))
+        return pid
+
+    def close(self) -> None:
+        self.kill()
+        self.link.close()
+
+
+def test_a_leaving_agent_starts_no_workers(tmp_path: Path) -> None:
+    """The guardian's death and the command to start are found together by an agent that was suspended."""
+    agent, pid = Agent(tmp_path), 0
+    try:
+        for pongs in (1, 2):  # the second comes from the loop
+            agent.send(messages.Ping())
+            agent.wait_for('"Pong"', pongs)
+        pid = agent.suspend()
+        agent.send(agent.start_of("sleep", "1000", lease_s=9))
         kill(agent.process.pid)
         agent.process.wait(10.0)  # so that its death is there to be found
         kill(pid, signal.SIGCONT)
         agent.wait(10.0)
         assert '"WorkerStarted"' not in agent.stdout
     finally:
-        agent.kill()
-        link.close()
+        agent.close()
         if pid:
             with contextlib.suppress(ProcessLookupError):
                 kill(pid)
@@ -200,27 +225,19 @@ def test_a_leaving_agent_starts_no_workers(tmp_path: Path) -> None:
 def test_a_workers_output_comes_before_its_exit(status: int, tmp_path: Path) -> None:
     """A check, which ends with the last exit, would miss an answer that comes after it."""
     script = f"while [ ! -e go ]; do sleep 0.02; done; echo the answer; exit {status}"
-    worker = messages.WorkerSpec(0, ("sh", "-c", script), str(tmp_path), (), {}, {}, False, ())
-    start = messages.StartWorkers(0, "r", 1, PATIENCE_S, {}, (worker,))
-    code = "from distlaunch.agent import guardian; guardian.main('n', 0)"
-    agent = Going(tmp_path, [sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=ROOT)
-    link = agent.process.stdin
-    assert link is not None
+    agent = Agent(tmp_path)
     try:
-        link.write(encode_command(0, messages.as_object(start)))
+        agent.send(agent.start_of("sh", "-c", script, lease_s=PATIENCE_S))
         agent.wait_for('"WorkerStarted"')
-        [pid] = children_of(agent.process.pid)
+        pid = agent.suspend()
         [rank] = children_of(pid)
-        kill(pid, signal.SIGSTOP)
-        wait_until(lambda: procfs.state(pid) == "T", lambda: "not suspended")
         (tmp_path / "go").touch()
         wait_until(lambda: procfs.state(rank) == "Z", lambda: "not over")
         kill(pid, signal.SIGCONT)
         agent.wait_for('"WorkerExited"')
         assert "the answer" in agent.stdout.partition('"WorkerExited"')[0]
     finally:
-        link.close()
-        agent.kill()
+        agent.close()
 
 
 HANGS = """
@@ -240,21 +257,17 @@ guardian.main("n", 0)
 def test_the_guardian_ends_an_agent_that_hangs_once_its_grace_period_and_lease_are_over(
     tmp_path: Path,
 ) -> None:
-    worker = messages.WorkerSpec(0, ("sleep", "1000"), str(tmp_path), (), {}, {}, False, ())
-    start = messages.StartWorkers(0, "r", 1, 1, {}, (worker,))
-    agent = Going(tmp_path, [sys.executable, "-c", HANGS], stdin=subprocess.PIPE, cwd=ROOT)
-    link = agent.process.stdin
-    assert link is not None
+    agent = Agent(tmp_path, HANGS)
     try:
-        link.write(encode_command(0, messages.as_object(start)))
+        agent.send(agent.start_of("sleep", "1000", lease_s=1))
         agent.wait_for('"WorkerStarted"')
         below = descendants_of(agent.process.pid)
-        link.write(encode_command(0, messages.as_object(messages.FindRoute("far"))))
-        link.close()
+        agent.send(messages.FindRoute("far"))
+        agent.link.close()
         wait_gone(below, PATIENCE_S)
         assert agent.wait() == AGENT_DIED
     finally:
-        agent.kill()
+        agent.close()
 
 
 def test_an_agent_that_is_suspended_before_it_has_started_is_killed(tmp_path: Path) -> None:

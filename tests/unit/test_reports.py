@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.agent import messages
-from distlaunch.agent.wire import PROTOCOL, ProtocolError
+from distlaunch.agent.wire import MAX_OUTPUT, PROTOCOL, ProtocolError
 from distlaunch.job.spec import MAX_GPUS
 from distlaunch.launch.controller import _ClockOffset
 from distlaunch.plan.placement import Facts
@@ -229,7 +229,10 @@ TEXTS = [(kind, field) for kind, field, form in FIELDS if form in ("str", "Optio
 
 @pytest.mark.parametrize(("kind", "field"), TEXTS)
 def test_cuts_a_text_at_its_maximum(kind: type, field: str) -> None:
-    text = "é" * ((codec.MAX_LAST_OUTPUT if field == "words" else MAX_TEXT) - 1) + "xy"
+    most = {"words": codec.MAX_LAST_OUTPUT}.get(
+        field, MAX_OUTPUT if kind is messages.SetupPrinted else MAX_TEXT
+    )
+    text = "é" * (most - 1) + "xy"
     for given_text in (text, text[:-1]):
         event = told(changed(kind, **{field: given_text}))
         assert getattr(event if hasattr(event, field) else event.facts, field) == text[:-1]
