@@ -111,6 +111,11 @@ _MORE = (
     r"|Last error:|Cuda failure|wandb: |Set the environment variable HYDRA|from user code:"
 )
 """Further lines of a message: indented, from torch's and NCCL's C++ code, or from exit hooks."""
+_FAULT = r"(?m)(?<=^  )what\(\): .*$|^Fatal Python error: .*$|^Timeout \(\d+:\d\d:\d\d\)!$"
+"""The reason why a process ends, above the stacks that faulthandler prints with it."""
+_STACK = r' +File ".*", line \d+ in |Extension modules: '
+"""The last line of such stacks."""
+_COLOUR = r"\x1b\[[\d;]*m"
 _IN_TORCH_DISTRIBUTED = r"/torch/distributed/(?!elastic/|launcher/|run\.py)"
 _COLLECTIVES = (
     r"gloo/|[Gg]loo connect|c10d|TCPStore|Dist(?:Network|Store|Backend)Error|ProcessGroup|nccl|NCCL"
@@ -331,15 +336,18 @@ def headline(words: str, raised: bool) -> list[str]:
     """Return an error in at most two lines: the exception and its place if one was `raised`, else one line.
 
     The place is the innermost frame in the user's own code. Without a traceback, the line is that of torch's
-    watchdog, or else the last one with a word in it (mpirun draws a rule below its message).
+    watchdog, of C++ or of faulthandler, or else the last one with a word in it (mpirun draws a rule below its
+    message).
     """
-    text = _plain(without_remarks(words))
+    text = re.sub(_COLOUR, "", _plain(without_remarks(words)))
     lines = [line for line in text.splitlines() if re.search(r"\w", line) and not re.match(_AFTERWARDS, line)]
     error = _final_exception(text)
     frames = list(re.finditer(_FRAME, error)) if raised else []
     if not frames:
-        watchdog = re.search(_WATCHDOG, text)
-        return [watchdog[0]] if watchdog else lines[-1:]
+        known = re.search(_WATCHDOG, text)
+        if not known and re.match(_STACK, "".join(lines[-1:])):
+            known = re.search(_FAULT, text)
+        return [known[0]] if known else lines[-1:]
     after = error[frames[-1].end() :].splitlines()[1:]
     own = [frame for frame in python_frames(error) if "(torch/" not in frame]
     return [*[line for line in after if line[:1].strip()][:1], *(f"in {frame}" for frame in own[-1:])]

@@ -366,6 +366,28 @@ def test_a_rule_below_a_message_is_no_error() -> None:
     assert exits.headline("----\n", False) == []
 
 
+STACKS = 'Thread 0x7f (most recent call first):\n  File "/job/train.py", line 9 in step\n'
+THROWN = "terminate called after throwing an instance of 'c10::Error'\n  what():  no kernel image\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (f"Fatal Python error: Segmentation fault\n\n{STACKS}", "Fatal Python error: Segmentation fault"),
+        (
+            f"Fatal Python error: Aborted\n\n{STACKS}\nExtension modules: numpy (total: 1)\n",
+            "Fatal Python error: Aborted",
+        ),
+        (f"{THROWN}Fatal Python error: Aborted\n\n{STACKS}", "what():  no kernel image"),
+        (f"Timeout (0:00:02)!\n{STACKS}", "Timeout (0:00:02)!"),
+        (f"Timeout (0:00:02)!\n{STACKS}going on\nbad shard\n", "bad shard"),
+        ("\x1b[31mbad shard\x1b[0m\n\x1b[0m\n", "bad shard"),
+    ],
+)
+def test_the_line_of_an_error_without_a_traceback(words: str, line: str) -> None:
+    assert exits.headline(words, False) == [line]
+
+
 def test_without_a_traceback_the_last_lines_count() -> None:
     lines = [f"line {number}" for number in range(100)]
     assert exits.root_error("\n".join(lines)).splitlines() == lines[-40:]
