@@ -9,6 +9,7 @@ A child of the agent builds the environment, and the agent reports the output.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import fcntl
 import glob
@@ -46,8 +47,6 @@ _INCLUDED = re.compile(
     rb"(?:^|\s)(?:-[rc]|--requirement|--constraint)[ \t=]*(\"[^\"\n]+\"|'[^'\n]+'|(?:\\[^\n]|[^\s\"'#])+)"
 )
 """Finds the files that a list of packages for pip includes, also in a section of environment.yml."""
-_ENDED = b"\0"
-"""What the child prints last, unless it is killed."""
 _VERSIONS = """
 import json, sys
 facts = {"python": "%d.%d.%d" % sys.version_info[:3]}
@@ -132,6 +131,8 @@ class Environment:
         self._halves = "%s.%s." % (self.path, os.uname().nodename)
         self._new = self._halves + os.urandom(4).hex()
         self._printed = ""
+        self._ended = b"\0" + os.urandom(8).hex().encode()
+        """What the child prints last, unless it is killed."""
         self.builder = 0
         """The PID of the process that is building the environment, or 0."""
         self.late = False
@@ -159,31 +160,32 @@ class Environment:
     def build(self, poller: Poller, printed: Callable[[str], None], ended: Callable[[], None]) -> None:
         """Build the environment. Call `printed` with the output, and `ended` at the end. Raises OSError."""
         os.makedirs(self._directory, 0o700, exist_ok=True)
-        rest = b""
+        rest, decode = b"", codecs.getincrementaldecoder("utf-8")("replace").decode
 
         def receive(data: bytes) -> bool:
             nonlocal rest
             rest += data
             size = rest.rfind(b"\n") + 1
             if len(rest) - size > MAX_LINE:
-                size = len(rest) - len(_ENDED)
+                size = len(rest) - len(self._ended)
             if size:
                 show(rest[:size])
                 rest = rest[size:]
-            return rest.endswith(_ENDED)
+            return rest.endswith(self._ended)
 
-        def show(output: bytes) -> None:
-            text = output.decode(errors="replace")
+        def show(output: bytes, last: bool = False) -> None:
+            text = decode(output, last)
             self._printed = (self._printed + text)[-MAX_PRINTED:]
             printed(text)
 
         def end(late: bool) -> None:
-            show(rest.rstrip(_ENDED))
+            finished = rest.endswith(self._ended)
+            show(rest[: -len(self._ended)] if finished else rest, last=True)
             self.late = late
             if late:
                 self._printed += "\nnot finished within %g s (timeouts.setup)" % self._setup.limit_s
                 self._kill()
-            elif not rest.endswith(_ENDED):
+            elif not finished:
                 self._printed += "\nthe process that was building it was killed"
             else:
                 with suppress(OSError):
@@ -219,7 +221,7 @@ class Environment:
             self._build()
         except Exception as error:
             print(_words(error), flush=True)
-        os.write(1, _ENDED)
+        os.write(1, self._ended)
 
     def _build(self) -> None:
         """Build the environment in a new directory, unless another run has built it in the meantime."""

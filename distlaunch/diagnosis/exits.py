@@ -205,8 +205,7 @@ def words_of(
     last = _final_exception(recorded or output)
     raised = _raised_in(last)
     found = TRACEBACK in output or bool(recorded)
-    named = re.findall(_OF_RANKS, re.split(rf"(?m)^{re.escape(TRACEBACK)}$", recorded or output)[-1])
-    of_ranks = tuple(int(rank) for rank in named[-1].split(",")) if found and named else ()
+    of_ranks = _of_ranks(recorded or output) if found else ()
     return Words(found, peer_gone, timed_out and not lost, stack, raised, on_gpu, of_ranks)
 
 
@@ -231,6 +230,13 @@ def _without_handled(output: str, status: int, went_on: tuple[float, float]) -> 
         return output
     after = _parsed(before.rpartition(TRACEBACK)[2])[2]
     return "\n".join(after) + output[len(before) :]
+
+
+def _of_ranks(words: str) -> tuple[int, ...]:
+    """Return the failed ranks that the last chain of exceptions names. It quotes their tracebacks, too."""
+    _, chain = _chains(words.replace(f"{TRACEBACK} (RANK", "(RANK"))
+    named = re.findall(_OF_RANKS, "\n".join(chain))
+    return tuple(int(rank) for rank in named[-1].split(",")) if named else ()
 
 
 def _plain(words: str) -> str:

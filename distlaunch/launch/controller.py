@@ -308,7 +308,9 @@ class Controller:
                 command.close()
                 fate = scheduler.fate(allocation.starts, printed.decode(errors="replace"), time.time())
                 stops = list[events.AllocationReported]()
-                if fate.ends and not fate.final:  # its script may have exited because of `distlaunch stop`
+                cause = self.state.cause
+                # Its script may have exited, or a grace period may have ended, because of `distlaunch stop`.
+                if fate.ends and (not fate.final or (cause and cause.later)):
                     within(LOOK_S, lambda: stops.append(_fate_by_stop(self._spec)))
                 self._feed(next((stop for stop in stops if stop.ends), fate))
 

@@ -230,6 +230,7 @@ class Slurm(base.Scheduler):
         """Pass on termination warnings, and requeue a job that a killed distlaunch couldn't requeue."""
         lines = [
             "# Slurm may send a termination warning only to this shell.",
+            "set +o posix  # in which `wait` forgets",
             "trap 'kill -USR1 $!' USR1; trap 'kill -USR2 $!' USR2",
             "while kill -0 $! 2>/dev/null; do wait $!; done",
             "wait $!",
@@ -299,7 +300,7 @@ class Slurm(base.Scheduler):
 
     def fate_argv(self, job: str) -> list[str]:
         """Return the command that shows the job."""
-        return ["scontrol", "show", "job", job, "--oneliner"]
+        return ["scontrol", "--oneliner", "show", "job", job]  # options first, in case of POSIXLY_CORRECT
 
     def fate(self, starts: int, text: str, now: float) -> AllocationReported:
         """Parse the output of scontrol, which may describe a later start of the job.

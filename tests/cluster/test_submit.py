@@ -273,6 +273,35 @@ def test_a_signal_to_all_steps_of_a_job_stops_it(queue: Queue, slurm: Slurm) -> 
     assert len(queue.starts(job)) == 1
 
 
+SAVES = """
+    import os, signal, time
+    def save(*_):
+        os.write(1, b"saving\\n")
+        time.sleep(3)
+        raise SystemExit
+    signal.signal(signal.SIGTERM, save)
+    os.write(1, b"ready\\n")
+    while True: signal.pause()
+"""
+
+
+def test_a_job_that_is_stopped_in_a_grace_period_is_cancelled(queue: Queue, slurm: Slurm) -> None:
+    job = queue.submit(SAVES, "restarts: {requeue: 1}\nslurm: {exclusive: true}")
+    queue.wait_for(job, "ready", NODES)
+    slurm.tool("scontrol", "update", "PartitionName=main", f"GraceTime={PATIENCE_S:.0f}")
+    try:
+        urgent = slurm.tool(
+            "sbatch", "--parsable", "--partition=urgent", "--nodes=3", "--exclusive", "--wrap=true"
+        )
+        queue.known.append(urgent.strip())
+        queue.wait_for(job, "saving", NODES)
+        stopped = distlaunch("stop", job, status=0)
+    finally:
+        slurm.tool("scontrol", "update", "PartitionName=main", "GraceTime=0")
+    assert f"CANCELLED, exit status 143: Slurm job {job} was cancelled" in stopped.stderr, queue.output(job)
+    slurm.wait_state(job, "CANCELLED")
+
+
 def test_stop_cancels_a_job_again_that_is_requeued_meanwhile(queue: Queue, slurm: Slurm) -> None:
     job = queue.submit(STUBBORN, "timeouts: {stop: 10m}\nrestarts: {requeue: 1}")
     queue.wait_for(job, "started", times=3)

@@ -562,6 +562,15 @@ def test_grid_engine_neither_repeats_nor_keeps_a_job_that_fails(
     assert completed(["bash", str(job)], env={"PATH": os.environ["PATH"]}).returncode == left
 
 
+def test_a_script_keeps_the_status_in_the_posix_mode_of_bash(tmp_path: Path) -> None:
+    """In which a second `wait` fails. sbatch passes the variable on."""
+    job = tmp_path / "job.sh"
+    spec = job_of("script: train.py\n", str(job), submitted=True)
+    job.write_text(load("slurm").script(spec, Call(("bash", "-c", "sleep 0.2; exit 7"))))
+    env = {"PATH": os.environ["PATH"], "POSIXLY_CORRECT": "1"}
+    assert completed(["bash", str(job)], env=env).returncode == 7
+
+
 def requeueing(directory: Path) -> str:
     """A job to requeue, with its runs in `directory`."""
     return f"script: train.py\nlogs: {{dir: {directory}}}\nrestarts: {{requeue: 2}}\n"
@@ -639,7 +648,7 @@ def test_requeues_no_job_whose_requeues_it_cannot_count(
 BUSY = """
 echo "$*" >>DIR/asked
 case "$1 $(wc -l <DIR/asked)" in
-    "show 1" | "requeue 3") echo 'Unable to contact slurm controller' >&2; exit 1 ;;
+    "--oneliner 1" | "requeue 3") echo 'Unable to contact slurm controller' >&2; exit 1 ;;
     "requeue "*) [ ! -e DIR/refuses ] || { echo 'Requested operation is presently disabled' >&2; exit 1; } ;;
     *) echo JobState=RUNNING ;;
 esac

@@ -629,12 +629,13 @@ def test_a_setup_that_takes_too_long_ends_the_job_and_leaves_no_environment(
 def test_all_output_of_a_setup_is_kept_however_long_its_lines_are(job: Path) -> None:
     """A frame, and the text in an event, have limits."""
     size = 2 * MAX_REPORT
-    spec_of(job, setup={"run": f"seq 20000; head -c {size} /dev/zero | tr '\\0' =; echo end; exit 3"})
+    (job / "long").write_text("€" * size)
+    spec_of(job, setup={"run": "seq 20000; head -c 1 /dev/zero; sleep 0.5; cat long; echo end; exit 3"})
     done = distlaunch("run", "job.yaml", cwd=job, status=1)
     assert "setup.run ended with status 3; all output is in setup-node0.log" in done.stderr
     [log] = job.glob("runs/*/setup-node0.log")
     lines = "\n".join(map(str, range(1, 20001)))
-    assert f"\n{lines}\n{'=' * size}end\n" in log.read_text()
+    assert f"\n{lines}\n\0{'€' * size}end\n" in log.read_text()
 
 
 FILLS = 'mkdir -p "$5/bin"\nprintf "#!/bin/sh\\necho {}\\n" > "$5/bin/python"\nchmod +x "$5/bin/python"\n'

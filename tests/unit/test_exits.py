@@ -199,6 +199,8 @@ def test_finds_the_ranks_that_failed_to_save_a_checkpoint(ranks: tuple[int, ...]
     text = raised(f"{NAMED}({[*ranks]})") + TRACEBACK + CHECKPOINT
     words = re.sub("(?m)^(?=.)", prefix, text)
     assert words_of(1, words).of_ranks == ranks
+    for link in (CAUSE, CONTEXT):
+        assert words_of(1, words + re.sub("(?m)^(?=.)", prefix, f"{link}{OWN}")).of_ranks == ranks
     assert words_of(1, f"{words}falling back\n{OWN}").of_ranks == ()
 
 
