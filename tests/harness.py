@@ -24,6 +24,8 @@ PRESS_S = 0.15
 """Between two presses of Ctrl-C: what comes within a tenth of a second is one wish."""
 PATIENCE_S = 150.0
 """No test waits longer than this for anything; only a hang gets there."""
+STOPS_S = 2.0
+"""Until a process that was sent SIGSTOP has surely been scheduled, and stopped."""
 LOOK_S = 0.05
 
 TORCHS_ABORT = "terminate called without an active exception"
@@ -392,7 +394,11 @@ def held(pids: Iterable[int]) -> "contextlib.closing[Held]":
 
 
 def kill(pid: int, signum: int = signal.SIGKILL) -> None:
-    """Signal a process that the test started. A stopped one is waited for: it stops when it is scheduled."""
+    """Signal a process that the test started. A stopped one is waited for: it stops when it is scheduled.
+
+    Another process, such as a guardian's agent, may resume it before this is seen.
+    """
     os.kill(pid, signum)
-    while signum == signal.SIGSTOP and procfs.state(pid) not in "TZ":
+    deadline = time.monotonic() + STOPS_S
+    while signum == signal.SIGSTOP and procfs.state(pid) not in "TZ" and time.monotonic() < deadline:
         time.sleep(0.001)

@@ -157,6 +157,7 @@ def kill_agent_and_guardian(rank: int) -> None:
     """Kill the agent of a worker and its guardian so that neither can clean up after the other."""
     agent = parent_of(rank)
     guardian = parent_of(agent)
+    kill(agent, signal.SIGSTOP)  # first, since it resumes a guardian that was stopped
     kill(guardian, signal.SIGSTOP)
     kill(agent)
     kill(guardian)
