@@ -61,6 +61,11 @@ class Program(Frozen):
     role: str = "default"
 
     @property
+    def is_file(self) -> bool:
+        """Return whether the first word is the path of a file, unlike a module, `-c` or a command in PATH."""
+        return self.placed or (self.kind == "script" and not self.words[0].startswith("-"))
+
+    @property
     def fixed_env(self) -> dict[str, str]:
         """Return the environment variables without placeholders, for what runs once on a node."""
         return {name: value.text for name, value in self.env.items() if "{" not in value.text}

@@ -549,7 +549,7 @@ def _requeue(
 def _why_unnoted(path: str, own: Mapping[str, Any]) -> str:
     """Add the line about a requeue to the list of starts. Return why it must not follow, or ""."""
     append(path, own)
-    if not any(line == own for line in lines_of(path)):
+    if own not in [*lines_of(path)]:
         return f"{_UNCOUNTED.format(path)}, or others may write to it"
     return "it was cancelled" if is_stopped(path) else ""  # by a `stop` that can't have seen the line
 

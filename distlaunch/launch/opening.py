@@ -89,7 +89,7 @@ def _groups(spec: JobSpec) -> Iterable[list[int]]:
 def _open_container(spec: JobSpec, container: Container, index: int, named: str | None) -> Link:
     """Open a container on the node, with the node's shell or with srun itself."""
     node = spec.pool[index]
-    reach = Local(container.runtime) if isinstance(node.reach, Local) else node.reach
+    reach = node.reach._replace(runtime=container.runtime) if isinstance(node.reach, Local) else node.reach
     store = path_in(spec.sync.base, "") if spec.sync.tree else ""
     # Without a snapshot, as in `check`, the code is not in the store yet, and the node may not have it.
     workdir = store if store and not spec.tree else spec.program_of(node).workdir

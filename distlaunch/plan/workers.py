@@ -218,9 +218,8 @@ def program_word(node: NodePlan) -> str:
 def _paths(program: Program) -> tuple[int, ...]:
     """Return the indices of the paths in `_argv`: the interpreter and, after its flag, the script."""
     if program.kind == "command":
-        return (0,) if program.placed else ()
-    is_code = not program.placed and program.words[0].startswith("-")  # python -c
-    return (0,) if program.kind == "module" or is_code else (0, 2)
+        return (0,) if program.is_file else ()
+    return (0, 2) if program.is_file else (0,)
 
 
 # Where the output of each rank goes: the console, with or without a prefix, and a file

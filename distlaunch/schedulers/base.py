@@ -114,8 +114,6 @@ class Scheduler:
     """The text that begins an option line in a batch script."""
     harmless: tuple[str, ...] = ("USR1", "USR2")
     """Signals that don't end the job if they arrive while the batch script is still running its setup."""
-    warns_all = False
-    """Whether all processes of a job get termination warnings, which kill ranks that don't handle them."""
     waits = False
     """Whether a batch script runs the call in the background, so that `closing` has to wait for it."""
     ends: tuple[str, ...] = ()
@@ -170,8 +168,9 @@ class Scheduler:
 
     def reach(self, allocation: Allocation, node: AllocatedNode, here: str) -> Transport | None:
         """Return the transport from this host, `here`, to a host of an allocation; None = ssh."""
+        command = self.command(node.host)
         local = _short(node.host) in ("localhost", _short(here))
-        return Local(deaf=self.warns_all) if local else self.command(node.host)
+        return Local(deaf=command is not None and command.deaf) if local else command
 
     def command(self, host: str) -> Transport | None:
         """Return a transport that starts a command, with stdin, on a host of the job; None = ssh."""

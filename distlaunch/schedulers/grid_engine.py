@@ -38,7 +38,6 @@ class GridEngine(base.Scheduler):
 
     name, title = "grid-engine", "Grid Engine"
     mark = "#$"
-    warns_all = True
     harmless = ("USR1",)  # SIGUSR2 announces the end
     ends = ("qdel",)  # `qdel -f` is for administrators and unresponsive hosts
     over = re.compile("does not exist")

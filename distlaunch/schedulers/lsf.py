@@ -52,7 +52,6 @@ class Lsf(base.Scheduler):
     name, title = "lsf", "LSF"
     tasks = _TASKS
     mark = "#BSUB"
-    warns_all = True
     ends = ("bkill",)  # sends SIGINT, then SIGTERM, then SIGKILL
     hurries = ("bkill", "-s", "TERM")
     withholds = "LSB_JOBID"

@@ -165,7 +165,8 @@ def _all_were_stopped(state: State) -> bool:
 def _ended_by_scheduler(state: State, answer: AllocationReported, asked: Asked, now: float) -> Step:
     """End the job. If it is already ending, replace a root cause that the end of the allocation explains."""
     cancelled, later = "cancelled" in answer.why, not answer.ends
-    text = f"{'' if cancelled else _lost_words(state)}{_allocation_name(state)} {answer.why}"
+    told = f"{_allocation_name(state)} {answer.why}"
+    text = f"{'' if cancelled else _lost_words(state)}{told}"
     cause = Cause(text, STATUS, now, scheduled=True, later=later, cancelled=cancelled, final=answer.final)
     if later:
         state = state._replace(interrupts=0)  # the scheduler sent the signal, not the user
@@ -175,9 +176,8 @@ def _ended_by_scheduler(state: State, answer: AllocationReported, asked: Asked, 
     in_grace = state.cause is not None and state.cause.later
     if asked.coincides or (cancelled if in_grace else signalled and not asked.ending):
         return state.with_cause(cause), (ShowMessage("error", cause.text),)
-    text = f"{_allocation_name(state)} {answer.why}"
-    known = state.cause is not None and state.cause.text == text
-    return state if later else state.overtaken(), () if known else (ShowMessage("error", text),)
+    known = state.cause is not None and state.cause.text == told
+    return state if later else state.overtaken(), () if known else (ShowMessage("error", told),)
 
 
 def _lost_words(state: State) -> str:

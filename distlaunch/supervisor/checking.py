@@ -41,7 +41,7 @@ def own_needs(spec: JobSpec, index: int) -> Needs:
     """Return the requirements of the workers on a node."""
     program = spec.program_of(spec.pool[index])
     word, tmpdir = program.words[0], program.env.get("TMPDIR", EnvValue(""))
-    is_file = program.placed or (program.kind == "script" and not word.startswith("-"))
+    is_file = program.is_file
     if spec.tree:  # the workdir and the program are verified with the tree, which may not have arrived yet
         program, is_file = program._replace(workdir="/"), False
     return Needs(

@@ -271,10 +271,10 @@ def _interrupted_again(state: State, name: str, by_command: bool, stopped: Cause
     collects = bool(state.spec.collect.paths)
     if state.interrupts == 1:
         if state.cause and state.cause.scheduled:
-            if by_command or not overtaken:
-                return _unless_ending(state, stopped)
-            # Either the signal is part of the same termination, or the job was cancelled in its grace period.
-            return state, overtaken if state.cause.later else ()
+            # Without a grace period, the signal is part of the same termination.
+            return (
+                _in_grace_period(state, stopped, overtaken, by_command) if state.cause.later else (state, ())
+            )
         if not ended:
             files = ", without collecting files" if collects else ""
             text = f"already stopping; {again} again to kill the workers now{files}"
@@ -293,11 +293,16 @@ def _interrupted_again(state: State, name: str, by_command: bool, stopped: Cause
     )
 
 
-def _unless_ending(state: State, stopped: Cause) -> Step:
-    """Cancel a job that the scheduler ends only after a grace period. The ranks are stopping already."""
-    if state.cause and state.cause.later:
-        return state.with_cause(stopped), (ShowMessage("info", stopped.text),)
-    return state, ()
+def _in_grace_period(
+    state: State, stopped: Cause, overtaken: tuple[EndOvertaken, ...], by_command: bool
+) -> Step:
+    """Cancel a job that the scheduler would end only later, if the user wants that. Its ranks are stopping.
+
+    After a SIGTERM, ask the scheduler: the period may have ended, or the job was cancelled.
+    """
+    if overtaken and not by_command:
+        return state, overtaken
+    return state.with_cause(stopped), (ShowMessage("info", stopped.text),)
 
 
 def close_overdue(state: State, now: float) -> Step:

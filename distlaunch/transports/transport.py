@@ -65,6 +65,8 @@ class Transport(_Frozen):
     """Whether a scheduler provides the hosts, which may not be known yet."""
     here = False
     """Whether the node is known to be this machine."""
+    deaf = False
+    """Whether the command, the agent and the ranks ignore the scheduler's termination warnings."""
     hydra = ""
     """The launcher with which MPICH's mpirun reaches the job's other nodes; "" = mpirun chooses."""
     keeps_alive = True
@@ -144,10 +146,7 @@ def _starting(ignoring: bool) -> list[str]:
 
 
 class Local(Transport):
-    """This machine as a node. The agent is a child of this process, or of the `runtime` of a container.
-
-    `deaf` is as in `Command`.
-    """
+    """This machine as a node. The agent is a child of this process, or of the `runtime` of a container."""
 
     runtime: str | None = None
     deaf: bool = False
@@ -245,8 +244,6 @@ class Command(Transport):
     """Advice on failures that a setting of the scheduler can fix."""
     tools = ""
     """The job variable with the directory of the scheduler's commands, in case PATH was replaced."""
-    deaf = False
-    """Whether the command, the agent and the ranks ignore the scheduler's termination warnings."""
 
     def __init_subclass__(cls) -> None:
         """Keep the fields of this class in subclasses."""
