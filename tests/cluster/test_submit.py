@@ -1,5 +1,6 @@
 """Jobs that are submitted to a real Slurm: from the queue to their ends, and again."""
 
+import contextlib
 import json
 import os
 import re
@@ -273,6 +274,16 @@ def test_a_signal_to_all_steps_of_a_job_stops_it(queue: Queue, slurm: Slurm) -> 
     assert len(queue.starts(job)) == 1
 
 
+@contextlib.contextmanager
+def preemption_after(slurm: Slurm, grace_s: float) -> Iterator[None]:
+    """Jobs that are preempted have so long to exit."""
+    slurm.tool("scontrol", "update", "PartitionName=main", f"GraceTime={grace_s:.0f}")
+    try:
+        yield
+    finally:
+        slurm.tool("scontrol", "update", "PartitionName=main", "GraceTime=0")
+
+
 SAVES = """
     import os, signal, time
     def save(*_):
@@ -288,16 +299,13 @@ SAVES = """
 def test_a_job_that_is_stopped_in_a_grace_period_is_cancelled(queue: Queue, slurm: Slurm) -> None:
     job = queue.submit(SAVES, "restarts: {requeue: 1}\nslurm: {exclusive: true}")
     queue.wait_for(job, "ready", NODES)
-    slurm.tool("scontrol", "update", "PartitionName=main", f"GraceTime={PATIENCE_S:.0f}")
-    try:
+    with preemption_after(slurm, PATIENCE_S):
         urgent = slurm.tool(
             "sbatch", "--parsable", "--partition=urgent", "--nodes=3", "--exclusive", "--wrap=true"
         )
         queue.known.append(urgent.strip())
         queue.wait_for(job, "saving", NODES)
         stopped = distlaunch("stop", job, status=0)
-    finally:
-        slurm.tool("scontrol", "update", "PartitionName=main", "GraceTime=0")
     assert f"CANCELLED, exit status 143: Slurm job {job} was cancelled" in stopped.stderr, queue.output(job)
     slurm.wait_state(job, "CANCELLED")
 
@@ -636,11 +644,8 @@ def test_a_requeued_job_goes_on_from_its_snapshot(queue: Queue, slurm: Slurm, by
         kill(rows()[0]["controller"]["pid"])
     elif by.startswith("preemption"):  # a job of a higher priority wants the nodes
         grace_s = PATIENCE_S if "grace" in by else 0
-        slurm.tool("scontrol", "update", "PartitionName=main", f"GraceTime={grace_s:.0f}")
-        try:
+        with preemption_after(slurm, grace_s):
             slurm.tool("srun", "--partition=urgent", "--nodes=3", "--exclusive", "true")
-        finally:
-            slurm.tool("scontrol", "update", "PartitionName=main", "GraceTime=0")
         if grace_s:  # the agents get SIGTERM at its beginning, and the ranks have time to exit
             told = "was preempted", "ended after", f"requeueing Slurm job {job}; preemption doesn't count"
             queue.wait_for(job, told[-1])
