@@ -44,15 +44,17 @@ def cpu_count() -> int:
 
 def exit_descriptor(pid: int) -> int:
     """Open a descriptor that is readable once a child has exited: on Linux, a pidfd (since 5.3)."""
-    if sys.platform == "linux":
-        return os.pidfd_open(pid)
-    queue = select.kqueue()
-    ended = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
     try:
+        if sys.platform == "linux":
+            return os.pidfd_open(pid)
+        queue = select.kqueue()
+        ended = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
         queue.control([ended], 0)
         return os.dup(queue.fileno())
-    except ProcessLookupError:  # the child has already exited, and /dev/null is readable, too
-        return os.open(os.devnull, os.O_RDONLY)
+    except ProcessLookupError:  # the child has already been reaped; on macOS, it may only have exited
+        read, write = os.pipe()
+        os.close(write)
+        return read  # at EOF
 
 
 def send_signal(pid: int, signum: int, still: Callable[[], bool]) -> bool:

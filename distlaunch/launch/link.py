@@ -124,7 +124,6 @@ class Link:
         """Stop the process of a link whose other side violated the protocol."""
         self._protocol_error = why
         self.at_end = True
-        self.exit_descriptor()  # `end` reaps a process that has exited already
         self.end()
 
     def listen(self) -> tuple[bool, list[NodeGone]]:

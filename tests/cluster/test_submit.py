@@ -93,7 +93,7 @@ def test_the_run_of_a_job_of_mpirun_is_not_the_one_inside_it(queue: Queue, named
     job = queue.submit("import os, signal\nos.write(1, b'a rank\\n')\nsignal.pause()", keys)
     queue.wait_for(job, "a rank\n", NODES)
     assert distlaunch("logs", job, status=0).stdout.count("a rank\n") == NODES
-    assert [row["run"].rpartition("-2")[0] for row in rows(job)] == ["train"]
+    assert [row["run"].partition("-2")[0] for row in rows(job)] == ["train"]
     stopped = distlaunch("stop", str(queue.directory / named) if named else job, status=0)
     assert f"CANCELLED, exit status 143: Slurm job {job} was cancelled" in stopped.stderr
     assert distlaunch("wait", job).returncode == 143

@@ -286,6 +286,15 @@ def test_a_link_can_break_the_protocol_after_its_process_has_exited() -> None:
     link.close()
 
 
+def test_a_link_can_be_waited_for_after_its_process_was_reaped() -> None:
+    child = process.start(["true"], os.environ)
+    link = Link(Local(), child, Streams([b""], "nonce"), bytes)
+    child.wait()
+    link.kill_at(time.monotonic() + PATIENCE_S)
+    link.reap(time.monotonic() + PATIENCE_S)
+    link.close()
+
+
 def test_a_turn_that_was_suspended_for_longer_than_its_wait_still_sees_what_has_arrived() -> None:
     """A signal handler that takes longer than the wait does to it what a suspension does."""
     read, write = os.pipe()
