@@ -13,7 +13,7 @@ from tests.cluster.containers import Podman, podman_alone, why_no_podman
 from tests.cluster.hosts import Bed, Site, bed_of, why_not
 from tests.cluster.slurm import NODES, Slurm, inside, slurm_of
 from tests.cluster.slurm import why_not as why_no_slurm
-from tests.harness import children_of
+from tests.harness import PATIENCE_S, children_of
 from tests.replays import check_replays
 
 pytest_plugins = ["tests.beside", "tests.tries"]
@@ -59,6 +59,8 @@ def nothing_left() -> Iterator[None]:
     children, threads, descriptors = set(children_of(os.getpid())), _threads(), _descriptors()
     yield
     assert set(children_of(os.getpid())) <= children, "a child process is left"
+    for each in _threads() - threads:
+        each.join(PATIENCE_S)  # a slow disk can still keep one that closes files
     running = _threads() - threads
     assert not running, f"a thread is left: {running}"
     left = {entry for entry in _descriptors() - descriptors if "/proc/" not in entry}
