@@ -19,6 +19,7 @@ from distlaunch.supervisor.events import (
     AttemptFailed,
     EndOvertaken,
     JobOver,
+    LinkEnded,
     Step,
     SuccessDoubted,
     TerminationWarning,
@@ -188,6 +189,17 @@ def _lost_words(state: State) -> str:
         lost = cause.kind == "node_lost" and cause.agent_signum is None  # the scheduler may have sent it
         down = [state.label(cause.node)] if lost else []
     return f"{listed(down)} {'was' if len(down) == 1 else 'were'} lost; " if down else ""
+
+
+def name_lost_node(event: LinkEnded, state: State, now: float) -> Step:
+    """Name a node whose loss is why the scheduler is ending the job, although its answer arrived first."""
+    cause = state.cause
+    if not (cause and cause.scheduled) or cause.cancelled or now - state.ended_at > WITH_NODE_S:
+        return state, ()
+    if event.failure.kind not in _DOWN or event.node not in state.members:
+        return state, ()
+    cause = cause._replace(text=f"{state.label(event.node)} was lost; {cause.text}")
+    return state.with_cause(cause), (ShowMessage("error", cause.text),)
 
 
 def success_doubted(found: SuccessDoubted, state: State, now: float) -> Step:

@@ -92,6 +92,12 @@ def _apply_rules(state: State, now: float) -> Step:
 
 
 def _on_link_ended(event: LinkEnded, state: State, now: float) -> Step:
+    state, found = _without_link(event, state, now)
+    state, told = allocation_end.name_lost_node(event, state, now)
+    return state, (*found, *told)
+
+
+def _without_link(event: LinkEnded, state: State, now: float) -> Step:
     """Handle the end of a link according to what the node was doing."""
     match state.nodes[event.node]:
         case Connecting() as node:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distlaunch.agent.messages import AgentLeaving, Interrupted, RouteFound, WarningReceived
+from distlaunch.agent.messages import AgentLeaving, Interrupted, RouteFound, Swept, WarningReceived
 from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
 from distlaunch.cli.run import refuse_copy
 from distlaunch.errors import UsageError
@@ -236,6 +236,29 @@ def test_asks_before_a_restart(loss: LinkEnded, answer: AllocationReported | Non
         job.wait(1.0)
     assert (phase(job), cause(job)) == (Phase.STOPPING if "Slurm" in text else Phase.RESTARTING, text)
     assert "Slurm" not in text or job.state.outcome == 143
+
+
+@pytest.mark.parametrize("is_clean", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "after_s", "kind", "text"),
+    [
+        (REQUEUES, 0.0, Kind.NODE_DOWN, "b was lost; Slurm job 17 was requeued"),
+        (REQUEUES, 0.0, Kind.LOST, "Slurm job 17 was requeued"),
+        (REQUEUES, 2.0, Kind.NODE_DOWN, "Slurm job 17 was requeued"),
+        (CANCELS, 0.0, Kind.NODE_DOWN, "Slurm job 17 was cancelled"),
+    ],
+)
+def test_names_a_lost_node_after_the_answer(
+    answer: AllocationReported, after_s: float, kind: Kind, text: str, is_clean: bool
+) -> None:
+    """Slurm ends the steps of all nodes at once, and the lost one's may end last."""
+    job = inside(SLURM_JOB)
+    assert asks(job.feed(Interrupted(15)))
+    told = texts(job.feed(answer))
+    if is_clean:
+        job.feed(Swept(1, 0, 0))
+    told += texts(job.feed(lost(1, kind=kind), after=after_s), "error")
+    assert (told[-1], cause(job), job.state.outcome) == (text, text, 143)
 
 
 def test_a_spare_that_does_not_fit_is_refused_once_slurm_has_answered() -> None:
