@@ -330,8 +330,12 @@ def test_a_job_whose_ranks_outlast_its_time_limit_until_slurm_kills_everything_i
         import os, signal, sys, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("from start", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+        open("ready" + os.environ["RANK"], "w").close()
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            sys.exit(4) if {bool(failure)} and os.environ["RANK"] == "0" else time.sleep(600)
+            fails = {bool(failure)} and os.environ["RANK"] == "0"
+            while fails and not (os.path.exists("ready1") and os.path.exists("ready2")):
+                time.sleep(0.02)
+            sys.exit(4) if fails else time.sleep(600)
     """
     job = queue.submit(stubborn, "restarts: {requeue: 1}\ntimeouts: {stop: 10m}")
     queue.wait_for(job, "from start 0", times=3)
