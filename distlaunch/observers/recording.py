@@ -243,7 +243,7 @@ class Recorder(Observer):
         self._directory.append(file_of(attempt, EVIDENCE), json.dumps(line).encode() + b"\n")
 
     def lagging(self, state: State) -> list[str]:
-        """Describe the ranks that never reached the last collective, according to flight recorders.
+        """Describe the collectives that hang, and the ranks that never reached them, from flight recorders.
 
         The controller adds the lines to the summary before `ended`.
         """
@@ -251,7 +251,8 @@ class Recorder(Observer):
             return []
         self._directory.flush()
         dumps = flight_dumps(self._directory.path, state.attempt, len(state.workers))
-        return waiting_lines(dumps, len(state.workers))
+        finished = {worker.rank for worker in state.workers if worker.succeeded}
+        return waiting_lines(dumps, len(state.workers), finished)
 
     def ended(self, summary: Summary) -> None:
         """Record how the run ended. Other observers may still send messages."""

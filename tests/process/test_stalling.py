@@ -17,7 +17,7 @@ import pytest
 
 from distlaunch.agent import procfs
 from distlaunch.agent.watches import Arrivals, JoinWatch, doing
-from distlaunch.diagnosis.flight import waiting_lines
+from distlaunch.diagnosis.flight import KEPT, MAX_GROUPS, _groups, waiting_lines
 from distlaunch.observers.recording import flight_dumps
 from tests.harness import Going, distlaunch, kill, program, running, wait_until, write_job
 from tests.process.commands import TWO
@@ -219,7 +219,7 @@ def test_a_worker_has_not_joined_by_what_it_inherits_until_its_exec() -> None:
 
 # Gloo stands for nccl, which can't run here: the same recorder, but only NCCL's watchdog dumps by itself.
 RECORDS = """
-    import os, pathlib, signal, sys, torch
+    import os, pathlib, signal, sys, time, torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import _dump_fr_trace
 
@@ -229,12 +229,17 @@ RECORDS = """
     dist.barrier()
     if rank == 0:
         dist.all_reduce(x, async_op=True)  # the one to which rank 1 never comes
+    elif "LEAVES" in os.environ:
+        dist.distributed_c10d._get_default_store().set("dumped1", str(os.getpid()))
+        os._exit(0)
     pathlib.Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}").write_bytes(_dump_fr_trace())
     store = dist.distributed_c10d._get_default_store()
     store.set(f"dumped{rank}", "")
     while rank != 0:
         signal.pause()
-    store.wait(["dumped1"])
+    pid = store.get("dumped1").decode()
+    while pid and os.path.exists(f"/proc/{pid}"):
+        time.sleep(0.02)
     print(os.environ["WATCHDOG"], file=sys.stderr)
     os.abort()
 """
@@ -257,6 +262,18 @@ def test_names_the_rank_that_missed_the_last_collective(tmp_path: Path) -> None:
     shown = distlaunch("why", cwd=tmp_path, status=0).stdout
     assert re.search(rf"\nlikely root cause: {waits}.*, never reached by rank 1 \(", shown), shown
     assert f"\nthen: rank 0 (node0) failed first: {how}" in shown
+
+
+def test_says_that_the_rank_that_is_missing_had_finished(tmp_path: Path) -> None:
+    """It left no dump, and may have called the collective in which the other one hangs."""
+    job = write_job(tmp_path, RECORDS, NCCL)
+    log = f"env.WATCHDOG={json.dumps(WATCHDOG)}"
+    done = distlaunch("run", str(job), "--set", log, "--set", "env.LEAVES=1", status=134)
+    waits = (
+        r"rank 0 was waiting in all_reduce #3 of default_pg, called at worker\.py:\d+; rank 1 had finished\n"
+    )
+    assert re.search(f"distlaunch: {waits}", done.stderr), done.stderr
+    assert "; rank 1 had already exited with status 0 (uneven batches?)" in done.stderr
 
 
 @pytest.mark.parametrize("does", ['printf x > "${TORCH_FR_DUMP_TEMP_FILE}1"', 'rm -rf "$TMPDIR"/*'])
@@ -299,16 +316,22 @@ def test_reads_what_it_can_of_a_dump_that_was_made_to_be_hard_to_read() -> None:
         frame = {"filename": "train.py", "line": odd}
         hard = {**call(7, "barrier"), "profiling_name": odd, "frames": [{"filename": odd}, frame]}
         entries = [{**hard, "process_group": (odd, "default_pg")}, {**hard, "collective_seq_id": odd}]
+        for sizes, types in ((odd, odd), ([odd], [odd]), ([[odd]], ["Float"]), ([[9**19] * 99], ["Float"])):
+            tensor = {"input_sizes": sizes, "input_dtypes": types, "process_group": (odd, "default_pg")}
+            entries.append({**call(7, "all_reduce"), **tensor})
         configs = {"": {"ranks": [odd, *[0, 1] * 9]}, "odd": {"ranks": odd}}
         (line,) = waiting_lines([(0, {"entries": entries, "pg_config": configs})], 2)
-        assert "never reached by rank 1 (no record)" in line
+        assert line.endswith("; no record of rank 1")
         assert len(line) < 1000
 
 
-def call(number: int, name: str, group: str = "default_pg", ended: bool = False) -> dict[str, object]:
+def call(
+    number: int, name: str, group: str = "default_pg", ended: bool = False, size: tuple[int, ...] = ()
+) -> dict[str, object]:
     frames = [{"filename": "/x/torch/y.py", "line": 1}, {"filename": "/x/train.py", "line": number}]
     named = {"process_group": (group[:1], group), "profiling_name": f"nccl:{name}", "frames": frames}
-    return {**named, "collective_seq_id": number, "state": "completed" if ended else "started"}
+    tensors = {"input_sizes": [[*size]], "input_dtypes": ["Float"]} if size else {}
+    return {**named, **tensors, "collective_seq_id": number, "state": "completed" if ended else "started"}
 
 
 def test_the_group_whose_missing_rank_waits_nowhere_comes_first() -> None:
@@ -317,7 +340,7 @@ def test_the_group_whose_missing_rank_waits_nowhere_comes_first() -> None:
     entries = [waits, [call(1, "all_reduce", "a", True), call(4, "broadcast", "b")], [], waits]
     dumps = {rank: {"pg_config": groups, "entries": each} for rank, each in enumerate(entries)}
     first, second = waiting_lines(dumps.items(), 4)
-    where = "in broadcast #4 of b, called at train.py:4, never reached by rank 2 (no record)"
+    where = "in broadcast #4 of b, called at train.py:4; no record of rank 2"
     assert first == f"rank 1 was waiting {where}"
     where = "in all_reduce #2 of a, called at train.py:2, never reached by rank 1"
     assert second == f"ranks 0, 3 were waiting {where} (last in all_reduce at train.py:1)"
@@ -329,6 +352,93 @@ def test_names_ranks_that_call_different_collectives() -> None:
     assert waiting_lines(dumps.items(), 3) == [f"{differs}ranks 1-2 called gather at train.py:7"]
     ended = {"entries": [call(7, "barrier", ended=True)]}
     assert waiting_lines([(rank, ended) for rank in range(3)], 3) == []
+
+
+def test_names_ranks_whose_collectives_differ_although_one_of_them_has_ended() -> None:
+    """As seen on an H200: to the rank that sends a broadcast, it ends although nobody receives it."""
+    sent = [call(7, "broadcast", ended=True), *(call(at, "send", "b", True) for at in range(200))]
+    dumps = {0: {"entries": [call(7, "all_reduce")]}, 1: {"entries": sent}}
+    (line,) = waiting_lines(dumps.items(), 2)
+    called = "rank 0 called all_reduce at train.py:7, rank 1 called broadcast at train.py:7"
+    assert line == f"collective #7 of default_pg differs: {called}"
+
+
+def test_names_ranks_that_pass_tensors_of_different_sizes() -> None:
+    """As seen on an H200: the smaller tensor is done, and its rank then waits in the next collective."""
+    went_on = [call(7, "all_reduce", ended=True, size=(4, 4)), call(8, "all_reduce_barrier", size=(1,))]
+    dumps = {0: {"entries": went_on}, 1: {"entries": [call(7, "all_reduce", size=(32,))]}}
+    (line,) = waiting_lines(dumps.items(), 2)
+    one, other = "all_reduce with 16 float values", "all_reduce with 32 float values"
+    called = f"rank 0 called {one} at train.py:7, rank 1 called {other} at train.py:7"
+    assert line == f"collective #7 of default_pg differs: {called}"
+    dumps[1] = {"entries": [call(7, "all_reduce", size=(2, 8))]}
+    (line,) = waiting_lines(dumps.items(), 2)
+    assert line.startswith("rank 0 was waiting in all_reduce_barrier #8 "), "only the number of values counts"
+    uneven = [(rank, {"entries": [call(7, "all_to_all", size=(rank + 1,))]}) for rank in range(2)]
+    assert waiting_lines(uneven, 2) == []
+
+
+def test_names_the_collective_that_hangs_rather_than_the_last_one_that_was_called() -> None:
+    queued = {"entries": [call(2, "broadcast", ended=True), *(call(at, "all_reduce") for at in (3, 4, 5))]}
+    dumps = {0: queued, 1: {"entries": [call(2, "broadcast", ended=True)]}}
+    late = "called at train.py:3, never reached by rank 1 (last in broadcast at train.py:2)"
+    assert waiting_lines(dumps.items(), 2) == [f"rank 0 was waiting in all_reduce #3 of default_pg, {late}"]
+    gone = "rank 0 was waiting in all_reduce #3 of default_pg, called at train.py:3; "
+    assert waiting_lines([(0, queued)], 2) == [f"{gone}no record of rank 1"]
+    assert waiting_lines([(0, queued)], 2, finished=[1]) == [f"{gone}rank 1 had finished"]
+
+
+def test_blames_no_rank_that_waits_in_the_same_collective() -> None:
+    """One of them has called more, and waits for the same rank, whose dump is missing, or for a network."""
+    dumps = {
+        0: {"entries": [call(3, "all_reduce"), call(4, "all_reduce")]},
+        1: {"entries": [call(3, "all_reduce")]},
+    }
+    assert waiting_lines(dumps.items(), 2) == []
+    gone = "ranks 0-1 were waiting in all_reduce #3 of default_pg, called at train.py:3; no record of rank 2"
+    assert waiting_lines(dumps.items(), 3) == [gone]
+    # On rank 1, it has ended: rank 0 may only be slower, and rank 1 waits for it in the next one.
+    dumps = {
+        0: {"entries": [call(3, "barrier")]},
+        1: {"entries": [call(3, "barrier", ended=True), call(4, "scan")]},
+    }
+    late = "never reached by rank 0 (last in barrier at train.py:3)"
+    assert waiting_lines(dumps.items(), 2) == [
+        f"rank 1 was waiting in scan #4 of default_pg, called at train.py:4, {late}"
+    ]
+
+
+def test_a_mismatch_is_never_the_consequence_of_another_hang() -> None:
+    """Ranks 0 and 1 call different collectives in their group, and the others wait for them."""
+    groups = {"a": {"ranks": "[0, 1, 2, 3]"}, "b": {"ranks": "[0, 1]"}}
+    entries = [[call(1, "gather", "b")], [call(1, "barrier", "b")], [call(2, "all_reduce", "a")], []]
+    entries[:2] = [[call(1, "all_reduce", "a", True), *each] for each in entries[:2]]
+    dumps = {rank: {"pg_config": groups, "entries": each} for rank, each in enumerate(entries)}
+    first, second = waiting_lines(dumps.items(), 4)
+    assert first.startswith("collective #1 of b differs: rank 0 called gather ")
+    assert second.startswith(
+        "rank 2 was waiting in all_reduce #2 of a, called at train.py:2, never reached by "
+    )
+    dumps[0] = {"entries": [call(7, "all_reduce")]}
+    dumps[1] = {"entries": [call(7, "broadcast")]}
+    (line,) = waiting_lines([(rank, dumps[rank]) for rank in range(2)], 3)
+    assert line.startswith("collective #7 of default_pg differs: "), "although rank 2 is missing"
+
+
+def test_a_group_without_a_description_goes_by_its_number() -> None:
+    entry = {**call(7, "barrier"), "process_group": ("3", "undefined")}
+    dump = {"entries": [entry], "pg_config": {"3": {"ranks": "[0, 1]", "desc": "undefined"}}}
+    assert " waiting in barrier #7 of group 3, called at " in waiting_lines([(0, dump)], 2)[0]
+
+
+def test_keeps_little_of_a_dump_that_is_large() -> None:
+    """The calls in which ranks may hang are kept: the first that have not ended, and the last."""
+    ended = [call(at, "barrier", ended=True) for at in range(1, 9000)]
+    long = {"entries": [*ended, *(call(at, "barrier") for at in range(9000, 18_000))]}
+    (group,) = _groups([(0, long)], 1)
+    assert min(group.calls[0]) == 9000 and max(group.calls[0]) == 17_999 and len(group.calls[0]) == 2 * KEPT
+    many = {"entries": [call(1, "barrier", f"{at}") for at in range(9000)]}
+    assert len(_groups([(0, many)], 1)) == MAX_GROUPS
 
 
 MAPS = """
