@@ -79,14 +79,21 @@ _FATAL = r"(?m)^(?:\[?F\d{4} |terminate called after throwing )"
 """The start of what C++ code prints when it ends the process, perhaps as a consequence of an exception."""
 _REMARK = (
     r"(?m)^(?:\[\w*rank\d+\]:? ?)?(?:\[?[IW]\d{4} \d\d:\d\d:\d\d\.\d+ .*|frame #\d+: .* \(0x[0-9a-f]+ in .*\)"
-    r"|\[E\d{4} .*ProcessGroupNCCL.*(?:dump signal|signal dumping|dump debug info).*)\n?"
+    r"|\[E\d{4} .*ProcessGroupNCCL.*(?:dump signal|signal dumping|dump debug info).*"
+    r"|Exception raised from \S+ at \S+:\d+ \(most recent call first\):)\n?"
 )
 """Lines that don't indicate why a rank ended: information and warnings in torch's logs, frames of C++ code,
 and the logs of a flight recorder, which may have been requested by another rank."""
 _WATCHDOG = (
     r"Watchdog caught collective operation timeout: .*"
     r"|(?<=raised the following async exception: )NCCL error.*"
+    r"|(?<=watchdog thread terminated with exception: )NCCL error.*"
 )
+_NCCL_ERROR = (
+    r"NCCL error(?: in: \S+)?[:,] ([^\n(]{1,200}?)(?: \(run with [^\n)]*\))?, NCCL version [\d.]+\n"
+    r"(?:nccl\w+: .*\n)?Last error:\n *(\S.*)"
+)
+"""An error of nccl as torch reports it, and then what NCCL itself says of it (c10d/NCCLUtils.cpp)."""
 _ABORT = rf"(?m)^(?:\[?[EF]\d{{4}} |terminate called after throwing )|{_WATCHDOG}"
 """The start of what C++ code may print after a traceback before it ends the process."""
 _WATCHDOG_FRAME = r"(?m)^#\d+ (.+) from (.+):(\d+)$"
@@ -346,6 +353,7 @@ def headline(words: str, raised: bool) -> list[str]:
     message).
     """
     text = re.sub(_COLOUR, "", _plain(without_remarks(words)))
+    text = re.sub(_NCCL_ERROR, r"NCCL error: \1: \2", text)
     lines = [line for line in text.splitlines() if re.search(r"\w", line) and not re.match(_AFTERWARDS, line)]
     error = _final_exception(text)
     frames = list(re.finditer(_FRAME, error)) if raised else []
@@ -353,7 +361,7 @@ def headline(words: str, raised: bool) -> list[str]:
         known = re.search(_WATCHDOG, text)
         if not known and re.match(_STACK, "".join(lines[-1:])):
             known = re.search(_FAULT, text)
-        return [known[0]] if known else lines[-1:]
+        return [known[0].rstrip()] if known else lines[-1:]
     after = error[frames[-1].end() :].splitlines()[1:]
     own = [frame for frame in python_frames(error) if "(torch/" not in frame]
     return [*[line for line in after if line[:1].strip()][:1], *(f"in {frame}" for frame in own[-1:])]
@@ -491,7 +499,9 @@ def _bus_error(ending: Ending) -> str:
     return _SHM
 
 
-_TIMED_OUT = r"Watchdog caught collective operation timeout|NCCL.*[Tt]imeout|Timed out waiting \d+ms"
+_TIMED_OUT = (
+    r"Watchdog caught collective operation timeout|NCCL.*[Tt]imeout(?!\(ms\)=)|Timed out waiting \d+ms"
+)
 _MISSED = "a collective timed out: look for a rank that stalled, or that called another collective"
 _IN_INIT = r"(?:wait timeout|Timed out) after .*(?:/default_pg/0/|clients joined)"
 PARTED = "look for a branch that depends on the rank, for uneven data, or for a rank that is stuck"
@@ -516,7 +526,7 @@ _BY_STATUS: dict[int, Callable[[Ending], str]] = {
 
 _BY_WORDS: Sequence[tuple[str, str | Callable[[Ending], str]]] = (
     (
-        "distributed collective mismatch",
+        "distributed collective mismatch|mismatch in collective sizes",
         "perhaps another rank passed a tensor of another size or type, or called another collective",
     ),
     (r"DataLoader worker .* killed by signal: Bus error", _SHM),
@@ -538,6 +548,13 @@ _BY_WORDS: Sequence[tuple[str, str | Callable[[Ending], str]]] = (
     (
         r"device-side assert|illegal memory access|unspecified launch failure|misaligned address",
         "a GPU kernel failed, perhaps in an earlier call: set env: {CUDA_LAUNCH_BLOCKING: 1} to see in which",
+    ),
+    (
+        "Duplicate GPU detected",
+        (
+            "two ranks share a GPU: call torch.cuda.set_device(LOCAL_RANK); if they are meant to share it, "
+            "give each node or rank its own NCCL_HOSTID"
+        ),
     ),
     (_TIMED_OUT, _MISSED),
     (

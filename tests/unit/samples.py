@@ -38,6 +38,7 @@ collective timeout from  rank 0. This can be caused by other reasons such as net
 """
 MISSED = f"[rank1{_LOG}1849] Observed flight recorder dump signal from another rank via TCPStore.\n{_DUMPS}\n"
 """The last output, on an H200, of a rank that missed a collective in which another rank timed out."""
+_NCCL = "/pytorch/torch/csrc/distributed/c10d/"
 WATCHDOG = f"""[rank0{_LOG}689] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) \
 ran for 12 s.
 [rank0{_LOG}733] Stack trace of the failed collective:
@@ -49,11 +50,46 @@ ran for 12 s.
 {_DUMPS.replace("ank1", "ank0")}
 terminate called after throwing an instance of 'c10::DistBackendError'
   what():  [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 12 s.
-Exception raised from run at /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:2125:
+Exception raised from run at {_NCCL}ProcessGroupNCCL.cpp:2125 (most recent call first):
 frame #0: c10::Error::Error(c10::SourceLocation) + 0x9d (0x7f02e2f7305d in /opt/torch/lib/libc10.so)
 frame #1: <unknown function> + 0x129ecc (0x7f02e4329ecc in /lib/x86_64-linux-gnu/libc.so.6)
 """
 """The last output, on an H200, of that other rank, shortened."""
+TWO_ON_A_GPU = f"""[rank0]: Traceback (most recent call last):
+[rank0]:   File "/job/train.py", line 27, in step
+[rank0]:     dist.all_reduce(x)
+[rank0]:   File "/opt/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", line 3068, in \
+all_reduce
+[rank0]:     work = group.allreduce([tensor], opts)
+[rank0]:            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+[rank0]: torch.distributed.DistBackendError: NCCL error in: {_NCCL}NCCLUtils.cpp:93, invalid usage (run with \
+NCCL_DEBUG=WARN for details), NCCL version 2.28.9
+[rank0]: ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+[rank0]: Last error:
+[rank0]: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60
+"""
+"""The last output, on an H200, of a rank that used the same GPU as another one."""
+_GONE = """NCCL error: remote process exited or there was a network error, NCCL version 2.28.9
+ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
+Last error:
+socketProgress: Connection closed by remote peer """
+NCCL_ABORTED = f"""[rank0{_LOG}764] [Rank 0] To avoid data inconsistency, we are taking the entire process \
+down.
+[rank0{_LOG}2119] [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with \
+exception: {_GONE}
+Exception raised from checkForNCCLErrorsInternal at {_NCCL}ProcessGroupNCCL.cpp:2770 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation) + 0x9d (0x7f02e2f7305d in /opt/torch/lib/libc10.so)
+
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with \
+exception: {_GONE}
+Exception raised from checkForNCCLErrorsInternal at {_NCCL}ProcessGroupNCCL.cpp:2770 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation) + 0x9d (0x7f02e2f7305d in /opt/torch/lib/libc10.so)
+
+Exception raised from run at {_NCCL}ProcessGroupNCCL.cpp:2125 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation) + 0x9d (0x7f02e2f7305d in /opt/torch/lib/libc10.so)
+"""
+"""The end of the output, on an H200, of a rank that waited for one that had exited."""
 NCCL_LOST = f"""[rank0{_LOG}612] [Rank 0] Collective WorkNCCL(SeqNum=3, Timeout(ms)=600000) raised the \
 following async exception: NCCL error: remote process exited or there was a network error, NCCL version 2.28.9
 """

@@ -9,7 +9,7 @@ import pytest
 from distlaunch.agent.messages import LATER_S
 from distlaunch.diagnosis import exits
 from distlaunch.diagnosis.exits import TRACEBACK, Ending, Raised, Words, words_of
-from tests.unit.samples import MISSED, NCCL_LOST, WATCHDOG
+from tests.unit.samples import MISSED, NCCL_ABORTED, NCCL_LOST, TWO_ON_A_GPU, WATCHDOG
 
 GIB = 1 << 30
 LOADER = "RuntimeError: DataLoader worker (pid 7)"
@@ -49,6 +49,13 @@ ADVICE: list[tuple[Ending, str, str]] = [
     (Ending(-6), "Watchdog caught collective operation timeout: WorkNCCL", "a rank that stalled"),
     (Ending(1), "RuntimeError: Timed out waiting 1800000ms for recv operation", "a rank that stalled"),
     (Ending(1), "ncclSystemError: System call failed", "NCCL_DEBUG"),
+    (Ending(1), TWO_ON_A_GPU, "torch.cuda.set_device(LOCAL_RANK)"),
+    (
+        Ending(-6),
+        "there may be a mismatch in collective sizes or environment settings",
+        "another size or type",
+    ),
+    (Ending(-6, peer_gone=True), NCCL_LOST, "no rank reported its own"),
     (Ending(1), "OSError: [Errno 28] No space left on device", "a disk is full"),
     (Ending(-6), "4 vs 2. Is there a distributed collective mismatch in your code?", "another size or type"),
     (Ending(1), "AcceleratorError: CUDA error: device-side assert triggered", "CUDA_LAUNCH_BLOCKING"),
@@ -279,6 +286,7 @@ JUDGED: dict[str, tuple[int, str, dict[str, str] | None, Words]] = {
     "nccl's timeout": (-signal.SIGABRT, WATCHDOG, None, Words(False, True, True, STACK, on_gpu=True)),
     "nccl's timeout on another rank": (-signal.SIGTERM, MISSED, None, Words()),
     "nccl's lost connection": (-signal.SIGABRT, NCCL_LOST, None, Words(peer_gone=True, on_gpu=True)),
+    "the end of what nccl prints": (-signal.SIGABRT, NCCL_ABORTED, None, Words(peer_gone=True, on_gpu=True)),
     "a crash, whatever was printed": (-signal.SIGSEGV, VICTIM, None, Words()),
     "a traceback before the stop": (-signal.SIGTERM, OWN, None, FAILED),
     "a traceback of an error that was handled": (-signal.SIGTERM, OWN + "skipped a sample\n", None, Words()),
@@ -356,6 +364,13 @@ def test_shows_an_error_of_nccl_in_one_line() -> None:
     assert exits.headline(NCCL_LOST, True)[0].startswith("NCCL error: remote process exited or ")
     assert "frame #" not in exits.without_remarks(WATCHDOG)
     assert exits.without_remarks(MISSED) == ""
+    gone = (
+        "NCCL error: remote process exited or there was a network error: socketProgress: Connection closed by"
+    )
+    assert exits.headline(NCCL_ABORTED, True) == [f"{gone} remote peer"]
+    shared = "invalid usage: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"
+    error = f"torch.distributed.DistBackendError: NCCL error: {shared}"
+    assert exits.headline(TWO_ON_A_GPU, True) == [error, "in step (train.py:27)"]
 
 
 def test_shows_the_first_exception_of_a_group_and_its_place() -> None:
