@@ -412,17 +412,21 @@ def _standing(state: State) -> Iterator[str]:
     if state.phase is Phase.RUNNING and state.workers.counts.joining and (missing := missing_ranks(state)):
         yield missing_words(state, missing)
     places, collectives = dict[str, list[int]](), set[str]()
-    for worker in state.workers:
-        if worker.stack:
-            places.setdefault(place_of(worker), []).append(worker.rank)
-            collectives |= {waits_in(worker)} - {""}
-    if len(places) > 1 or (places and state.cause is None):
+    seen = [worker for worker in state.workers if worker.stack and not worker.succeeded]
+    for worker in seen:
+        places.setdefault(place_of(worker), []).append(worker.rank)
+        collectives |= {waits_in(worker)} - {""}
+    stalled = {place_of(worker) for worker in seen if worker.stalled}
+    untold = {place for place in stalled if place not in state.cause.text} if state.cause else places
+    if len(places) > 1 or untold:
         ordered = sorted(places.items(), key=lambda each: len(each[1]), reverse=True)
         on_gpus = bool(state.plan and state.plan.backend == "nccl")  # any rank may be in a collective
         apart = "not in a collective but in" if collectives and not on_gpus else "in"
         hows = {where: "in" if where in collectives else apart for where in places}
         words = "; ".join(f"{rank_list(ranks, state.unit)} {hows[where]} {where}" for where, ranks in ordered)
-        yield words if collectives or on_gpus else f"no {state.unit} is in a collective; {words}"
+        all_known = len(seen) + state.workers.counts.succeeded == len(state.workers)
+        nowhere = all_known and not collectives and not on_gpus
+        yield f"no {state.unit} is in a collective; {words}" if nowhere else words
 
 
 def _activity(run: Run, state: State) -> Iterator[str]:

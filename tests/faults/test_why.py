@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,18 @@ def test_names_the_collective_that_a_rank_never_called_from_flight_recorders(tmp
     assert "waiting: ranks 0, 2 were waiting in all_reduce #2 of default_pg, called at worker.py:" in text
     assert ", never reached by rank 1 (last in barrier at worker.py:" in text
     assert "  NCCL: RAS: 1 communicator, rank 1 is missing" in text
+
+
+def test_tells_where_a_rank_hung_when_the_run_was_stopped(tmp_path: Path) -> None:
+    """Only the stacks of ranks that hang are read. The other rank computes, like one that waits in nccl."""
+    script = f"{HEAD}stuck() if RANK == 1 else computes()\n"
+    with running(here(tmp_path, script, procs_per_node=2, timeouts={"stall": "3s"})) as run:
+        run.wait_for("rank 1 is blocked in: stuck (worker.py:")
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+    text = distlaunch("why", cwd=tmp_path, status=0).stdout
+    assert "root cause: stopped by SIGINT" in text
+    assert re.search(r"\nwaiting: rank 1 in stuck \(worker\.py:\d+\)\nthen: ", text), text
 
 
 def test_names_a_suspended_rank_although_torch_gave_up_before_the_stall_watch(tmp_path: Path) -> None:
