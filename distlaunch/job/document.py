@@ -156,7 +156,8 @@ def describe(value: Value) -> str:
         case Entries():
             return "a map"
         case Scalar(value=str(text)):
-            return f'"{text}"' if len(text) <= 60 else f'"{text[:57]}…"'
+            line = text.replace("\n", r"\n")
+            return f'"{line}"' if len(line) <= 60 else f'"{line[:57]}…"'
         case Scalar(value=None, text=text):
             return ("~, which YAML reads as null" if text == "~" else text) or "nothing"
         case Scalar(text=text):

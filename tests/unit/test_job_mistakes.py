@@ -74,6 +74,7 @@ PLAIN_MISTAKES = {
 }
 """Those that the schema for editors marks, too."""
 MISTAKES = {
+    "setup: |\n  a\n  b": r'2:8: setup: expected "uv", "conda" or a map with run …, got "a\nb"',
     "sync: true\nsetup: {run: a, from: controller}": "3:8: setup: set either run, with…",
     "sync: true\nsetup: {key: [a]}": "3:14: setup.key: it needs run: the command that uses these files",
     "sync: false\nsetup: uv": "3:8: setup: it needs the code on the nodes: set sync: true …setup=null)",
